@@ -365,6 +365,19 @@ def test_answer_that_cannot_be_found_ends_the_rpc_with_the_reason(reason: Reason
     assert (error.code(), error_info(error).reason) == (code, reason)
 
 
+def test_answer_that_cannot_be_found_is_reported_once() -> None:
+    gone, refused = Failure(Reason.STREAM_EXPIRED, "gone"), []
+    kind = partial(InferenceService, on_refused=lambda *given: refused.append(given), finder=OneAnswer(gone))
+
+    async def scenario() -> None:
+        async with serving(Played(), kind=kind) as stub:
+            await read_all(stub.Resume(inference_pb2.ResumeRequest(generation_id=ID.hex())))
+
+    run_async(scenario())
+
+    assert refused == [("resume", "", gone)]
+
+
 def test_worker_that_is_called_directly_has_no_answers_to_resume() -> None:
     _, error = resume(Played(), None)
 

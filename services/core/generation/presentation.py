@@ -53,8 +53,13 @@ def decode_presentation(encoded: bytes) -> Presentation:
     try:
         return _decode(encoded)
     except msgspec.MsgspecError as error:
-        detail = "the answer was begun by a frontend of another version, and cannot be resumed by this one"
-        raise Failure(Reason.PROTOCOL_VIOLATION, detail) from error
+        raise other_version() from error
+
+
+def other_version() -> Failure:
+    """The failure of a resume whose presentation or form cannot be read."""
+    detail = "the answer was begun by a frontend of another version, and cannot be resumed by this one"
+    return Failure(Reason.PROTOCOL_VIOLATION, detail)
 
 
 class Finder(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.frontend.api.openapi.operations import OPERATIONS
-from services.frontend.api.request_headers import HEADERS, cursor_of, is_done, resume_of
+from services.frontend.api.request_headers import HEADERS, is_done, resume_of
 from services.http.server.config import HttpConfig
 from services.http.server.messages import HttpRequest
 from tests.http.support import Script, error_of, run, serving
@@ -149,7 +149,6 @@ def test_client_with_the_last_id_gets_no_events_and_may_get_the_whole_answer(
     request = HttpRequest(method="POST", path="/", headers=headers | ({"accept": accepted} if accepted else {}))
 
     assert is_done(request) == expected
-    assert cursor_of(request) is None
     assert resume_of(request) == (bytes(16), None)
 
 

@@ -44,8 +44,8 @@ _NO_REQUEST = {
 _NO_HEADERS: Mapping[str, Mapping[str, Any]] = {}
 _ABOUT = (
     "An LLM request plane whose token streams do not break. A field that asks for something that this version does not"
-    " do is refused by name, and so is a misspelt one. HEAD is answered as GET, without the body, except where GET takes"
-    " an answer over. Bodies may use Content-Encoding gzip or deflate."
+    " do is refused by name, and so is a misspelt one. HEAD is answered as GET, without the body; where GET takes an"
+    " answer over, it is refused. Bodies may use Content-Encoding gzip or deflate."
 )
 
 
