@@ -65,7 +65,7 @@ class GenerationFinder:
         raise Failure(Reason.STREAM_NOT_FOUND, "no worker has an answer with this id")
 
     async def cancel(self, generation_id: bytes) -> bool:
-        """Cancel the choices that no frontend owns, and drop their records. Returns whether any of them ran."""
+        """Cancel all choices, whichever frontends own them, and drop their records. Returns whether any of them ran."""
         await self._wait_for_sessions()
         founds, _ = await self._ask_all(generation_id, cancels=True)
         return any(found.located.cancelled for found in founds)

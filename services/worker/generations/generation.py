@@ -8,9 +8,11 @@
 | the owner stops it | owned, ended | – | – | – |
 | the engine fails | dropped | – | detached, ended | – |
 | the owner cancels it | dropped | dropped | – | – |
+| it is cancelled by the id of its answer | dropped | dropped | dropped | dropped |
 | its grace is over | – | – | dropped | dropped |
 
-An adoption ends the stream of the former owner with TAKEN_OVER. The owner of a detached generation is its store.
+An adoption ends the stream of the former owner with TAKEN_OVER, and a cancel by id that of the owner with CANCELLED.
+The owner of a detached generation is its store.
 """
 
 import asyncio

@@ -136,7 +136,7 @@ class OwnedStreams:
 
     def locate(self, locate: worker_pb2.Locate) -> None:
         """Take a question about an answer's generations. `pull` answers it."""
-        cancelled = self._store.cancel_detached(locate.generation_id) if locate.cancels else 0
+        cancelled = self._store.cancel(locate.generation_id) if locate.cancels else 0
         self._questions.append((locate, cancelled))
 
     def _located(self, locate: worker_pb2.Locate, cancelled: int) -> worker_pb2.Located:

@@ -167,9 +167,14 @@ class GenerationStore:
                 del self._by_id[self._key(generation.spec.id)]
         return generation.cancel(cause)
 
-    def cancel_detached(self, generation_id: bytes) -> int:
-        """Drop the generations of an answer that have no frontend. Returns how many of them ran."""
-        return sum(self.drop(one, Cause.EXPLICIT) for one in self.locate(generation_id) if one in self._detached)
+    def cancel(self, generation_id: bytes) -> int:
+        """Drop the generations of an answer, whoever owns them: the owners are told. Returns how many of them ran."""
+        count = 0
+        for one in self.locate(generation_id):
+            owner = one.owner
+            count += self.drop(one, Cause.EXPLICIT)
+            owner.on_ended(Failure(Reason.CANCELLED, "the request was cancelled by the id of its answer"))
+        return count
 
     # The owner of those that are detached
 

@@ -354,7 +354,7 @@ def test_presentation_of_another_version_discards_nothing() -> None:
 
 
 @pytest.mark.parametrize("counts", [(0, 0), (0, 2), (1, 1)])
-def test_cancel_asks_all_workers_to_end_what_no_frontend_owns(counts: tuple[int, int]) -> None:
+def test_cancel_asks_all_workers_to_end_what_they_have(counts: tuple[int, int]) -> None:
     async def scenario() -> bool:
         pool = Pool(BareWorker("a"), BareWorker("b"))
         cancelling = asyncio.ensure_future(GenerationFinder(pool, random.Random(0)).cancel(ID))

@@ -406,6 +406,20 @@ def test_cancel_at_any_frontend_ends_an_answer_whose_client_has_left(pair: Pair,
     assert asyncio.run(scenario()) == ([1, 0], ("NOT_FOUND", "STREAM_NOT_FOUND"))
 
 
+@pytest.mark.parametrize("end", [cancel, cancel_over_http], ids=["grpc", "http"])
+def test_cancel_at_any_frontend_ends_an_answer_whose_client_is_connected(pair: Pair, end: Any) -> None:
+    async def scenario() -> tuple[list[int], tuple[int | str, str]]:
+        client = Client(replace(ENDLESS, n=3))
+        async with asyncio.TaskGroup() as group:
+            stream = group.create_task(refused(client.generate(pair.frontend)))
+            await until(lambda: client.token_count >= TOKENS_BEFORE)
+            cancelled = [await end(pair.other, client.generation_id) for _ in range(2)]
+        await pair.wait_nothing_left()
+        return cancelled, stream.result()
+
+    assert asyncio.run(scenario()) == ([1, 0], ("CANCELLED", "CANCELLED"))
+
+
 def test_cancel_at_a_frontend_of_several_processes_ends_it_too(pair: Pair) -> None:
     async def scenario() -> list[int]:
         several = await pair.doomed("--processes=2")
