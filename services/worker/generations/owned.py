@@ -7,9 +7,12 @@ from msgspec.structs import replace
 
 from services.core.call import Call, Cause, Phase
 from services.core.choice_group import ChoiceGroup
-from services.core.errors import Failure
+from services.core.errors import Failure, invalid
+from services.core.generation.kept import ID_BYTES, LAST_EPOCH
+from services.core.generation.presentation import PRESENTATION_BYTES_MAX
 from services.core.interface import Delta
 from services.core.request import FinishReason, Request
+from services.core.validation import COUNT_MAX
 from services.rpc.codec import logprobs_from_wire, seconds_from_wire
 from services.stubs import worker_pb2
 from services.worker.counters import Counters
@@ -98,21 +101,19 @@ class OwnedStreams:
     def __contains__(self, stream_id: int) -> bool:
         return stream_id in self._streams
 
-    def submit(self, submit: worker_pb2.Submit, request: Request | Failure, call: Call, count: int) -> None:
-        """Start `count` choices. `call`: without attempt, ending and group."""
-        spec, first = _spec(submit.generation), submit.request.choice
+    def submit(self, first_id: int, spec: Spec, request: Request, call: Call, count: int) -> None:
+        """Start `count` choices, with stream ids from `first_id` on. `call`: without attempt, ending and group."""
+        first = request.choice
         choice_group = ChoiceGroup(count, first) if count > 1 else None
-        known = Request(model="", choice=first) if isinstance(request, Failure) else request
         for number in range(count):
-            stream = self._add(submit.stream_id + number)
-            generation = Generation(spec, known, first + number, choice_group, stream)
+            stream = self._add(first_id + number)
+            generation = Generation(spec, request, first + number, choice_group, stream)
             stream.generation = generation
             own_call = replace(
                 call, endpoint=ATTACH, attempt=generation, ending=generation.ending, choice_group=choice_group
             )
-            own = request if isinstance(request, Failure) else replace(request, choice=first + number)
             try:
-                self._store.start(generation, own, own_call)
+                self._store.start(generation, replace(request, choice=first + number), own_call)
             except Failure as failure:
                 stream.on_ended(failure)
 
@@ -120,6 +121,7 @@ class OwnedStreams:
         """Take a generation over, and send its record from its beginning."""
         stream = self._add(adopt.stream_id)
         try:
+            _check_epoch(adopt.epoch)
             generation = self._store.adopt(adopt.generation_id, adopt.index, adopt.epoch, stream)
         except Failure as failure:
             stream.on_ended(failure)
@@ -217,13 +219,36 @@ class OwnedStreams:
             self._counters.cancelled[Cause.SIGNAL, phase] += 1
 
 
-def _spec(message: worker_pb2.Generation) -> Spec:
+def spec_of(message: worker_pb2.Generation, request: Request, count: int) -> Spec:
+    """What a submit of `count` choices says of its generation. Raises INVALID_ARGUMENT if that cannot be kept."""
+    prior_count = 0 if request.logprobs is None else len(request.generated_token_ids) - message.base
+    grace_s = seconds_from_wire(message.grace)
+    if len(message.id) != ID_BYTES:
+        raise invalid("generation.id", f"generation.id must have {ID_BYTES} bytes, not {len(message.id)}")
+    if message.base > len(request.generated_token_ids):
+        raise invalid("generation.base", "generation.base must be at most the number of generated_token_ids")
+    if message.index + count - 1 > COUNT_MAX:
+        raise invalid("generation.index", f"generation.index of the last choice must be at most {COUNT_MAX}")
+    _check_epoch(message.epoch)
+    if grace_s < 0:
+        raise invalid("generation.grace", "generation.grace must not be negative")
+    if len(message.presentation) > PRESENTATION_BYTES_MAX:
+        raise invalid("generation.presentation", f"generation.presentation exceeds {PRESENTATION_BYTES_MAX} bytes")
+    if len(message.prior_logprobs) != prior_count:
+        detail = f"generation.prior_logprobs must have {prior_count} items, not {len(message.prior_logprobs)}"
+        raise invalid("generation.prior_logprobs", detail)
     return Spec(
         id=message.id,
         index=message.index,
         base=message.base,
         epoch=message.epoch,
-        grace_s=seconds_from_wire(message.grace),
+        grace_s=grace_s,
         presentation=message.presentation,
         prior_logprobs=tuple(map(logprobs_from_wire, message.prior_logprobs)),
     )
+
+
+def _check_epoch(epoch: int) -> None:
+    """Raise INVALID_ARGUMENT for an epoch after which there is no room for later ones."""
+    if epoch > LAST_EPOCH:
+        raise invalid("epoch", f"the epoch of a generation must be at most {LAST_EPOCH}")

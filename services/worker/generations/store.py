@@ -89,7 +89,7 @@ class GenerationStore:
 
     # From sessions
 
-    def start(self, generation: Generation, request: Request | Failure, call: Call) -> None:
+    def start(self, generation: Generation, request: Request, call: Call) -> None:
         """Run a generation for its owner. A record with the same id and index is replaced.
 
         Raises TAKEN_OVER if that record has had a later owner.
@@ -111,11 +111,9 @@ class GenerationStore:
         self.running_count -= 1
         _leave_group(generation)
 
-    async def _run(self, generation: Generation, request: Request | Failure, call: Call) -> None:
+    async def _run(self, generation: Generation, request: Request, call: Call) -> None:
         outcome: FinishReason | Failure
         try:
-            if isinstance(request, Failure):
-                raise request.copy()
             outcome = (await self._pipeline(request, call, generation)).reason
         except Failure as failure:
             failure.clear_tracebacks()

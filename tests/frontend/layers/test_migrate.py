@@ -199,9 +199,10 @@ def test_choice_that_is_cancelled_has_not_failed() -> None:
 
 
 def test_answer_is_known_to_have_begun_when_the_engine_of_an_attempt_has() -> None:
-    kept, begun = make_kept(), list[bool]()
+    kept, begun, left = make_kept(first_index=4), list[bool](), list[bool]()
     kept.generation.on_begun = lambda: begun.append(True)
+    kept.generation.leave(4, "lost", lambda: left.append(True))
 
     Case([7]).run(kept=kept)
 
-    assert begun == [True]
+    assert begun == left == [True]

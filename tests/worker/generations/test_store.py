@@ -100,18 +100,6 @@ def test_other_indices_and_other_ids_are_other_generations() -> None:
     play(scenario)
 
 
-def test_submit_that_cannot_be_honoured_fails_and_leaves_no_record() -> None:
-    async def scenario(bench: Bench) -> None:
-        owner = RecordingOwner()
-        generation = Generation(make_spec(), make_request(), 0, None, owner)
-        bench.store.start(generation, Failure(Reason.INVALID_ARGUMENT, "no"), Call(request_id="r"))
-        await settle()
-        assert owner.reasons == [Reason.INVALID_ARGUMENT]
-        assert bench.store.locate(ID) == []
-
-    play(scenario)
-
-
 # Failures
 
 
