@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from services.core.call import Call, Cause
+from services.core.client_flow import ClientBounds
 from services.core.errors import Failure, Reason
 from services.core.generation.cursor import CursorWriter, parse_cursor
 from services.core.generation.kept import Generation
@@ -16,7 +17,7 @@ from services.core.generation.presentation import Presentation
 from services.core.generation.wish import KeepConfig
 from services.core.interface import Delta, Finish, Sink, Usage
 from services.core.request import FinishReason, Request
-from services.rpc.inference_service import InferenceService
+from services.rpc.inference_service import DEFAULT_BOUNDS, InferenceService
 from services.stubs import inference_pb2
 from tests.support.doubles import run_async
 from tests.support.inference import (
@@ -48,6 +49,17 @@ class Played:
             sink.deliver(delta)
         await asyncio.sleep(0)
         return ANSWER
+
+
+class Flood(Played):
+    """A pipeline that delivers all of it before a client can read, then its end; and notices when it is to end."""
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        finish = await super().__call__(request, call, sink)
+        if call.ending.failure is not None:
+            raise call.ending.failure
+        sink.deliver(end(len(self._deltas), usage=finish.usage))
+        return finish
 
 
 class OneAnswer:
@@ -101,9 +113,15 @@ def generate(pipeline: Any, keep: KeepConfig | None = None, metadata: Any = CONT
     return run_async(scenario())
 
 
-def resume(pipeline: Any, finder: OneAnswer | None, generation_id: str = ID.hex(), cursor: str = "") -> Any:
+def resume(
+    pipeline: Any,
+    finder: OneAnswer | None,
+    generation_id: str = ID.hex(),
+    cursor: str = "",
+    bounds: ClientBounds = DEFAULT_BOUNDS,
+) -> Any:
     async def scenario() -> Any:
-        async with serving(pipeline, kind=service(finder)) as stub:
+        async with serving(pipeline, bounds, service(finder)) as stub:
             return await read_all(stub.Resume(inference_pb2.ResumeRequest(generation_id=generation_id, cursor=cursor)))
 
     return run_async(scenario())
@@ -274,6 +292,19 @@ def test_resumed_stream_has_what_follows_the_cursor() -> None:
     assert (call.kept.generation, call.kept.cursor) == (finder.generation, parse_cursor("2-" + items_crc([7, 8]), ""))
 
 
+@pytest.mark.parametrize(("end", "is_cut"), [(0, True), (50, True), (100, False)])
+def test_client_may_leave_as_much_more_unread_as_comes_from_the_record(end: int, is_cut: bool) -> None:
+    """A bug: workers send records faster than any client reads, so an answer longer than the bound cut its client."""
+    deltas = [Delta(position, [7], "x" * 100) for position in range(100)]
+    finder = OneAnswer()
+    finder.generation.is_resumed, finder.generation.record_ends = True, {0: end}
+
+    items, error = resume(Flood(*deltas), finder, bounds=ClientBounds(buffer_bytes_max=2000))
+
+    assert (error_info(error).reason if is_cut else error) == ("SLOW_CLIENT" if is_cut else None)
+    assert is_cut or sum(len(item.delta.text) for item in items) == 10_000
+
+
 def items_crc(token_ids: Sequence[int]) -> str:
     return cursor_of((token_ids, False)).rpartition("-")[2]
 
@@ -342,7 +373,7 @@ def test_cursor_that_does_not_fit_is_refused_before_anything_is_sent(
         ({"cursor": "1" * 100_000}, "cursor"),
     ],
 )
-def test_id_or_cursor_without_the_form_of_one_is_refused_by_name(fields: dict[str, str], param: str) -> None:
+def test_id_or_cursor_without_the_form_of_one_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     finder = OneAnswer()
 
     _, error = resume(Played(), finder, **fields)

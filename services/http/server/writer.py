@@ -31,18 +31,11 @@ def unsent_bytes(transport: asyncio.Transport) -> int:
     return size + int(_INT.unpack(queued)[0])
 
 
-def drain_s(bounds: ClientBounds, size: int) -> float:
-    """How long a client may take for the last `size` bytes: `drain_s_max` for up to `buffer_bytes_max` bytes.
-
-    A larger body gets proportionally more time, so that the least speed of its client is the same.
-    """
-    return bounds.drain_s_max * max(1.0, size / bounds.buffer_bytes_max)
-
-
 async def finish_writing(connection: Connection, last: bytes, bounds: ClientBounds, request_id: str) -> None:
     """Write the last bytes of a response, and wait until all are sent.
 
-    A client that does not take them within `drain_s`, or takes nothing for `stall_s_max`, is disconnected and logged.
+    A client that does not take them within `ClientBounds.drain_s`, or takes nothing for `stall_s_max`, is disconnected
+    and logged.
     """
     transport = connection.transport
     if transport.is_closing():
@@ -67,7 +60,7 @@ async def _within_bounds(
     request_id: str,
 ) -> None:
     """Wait until the client has taken its last `size` bytes, or disconnect it."""
-    scope = asyncio.timeout(drain_s(bounds, size))
+    scope = asyncio.timeout(bounds.drain_s(size))
     clock = asyncio.get_running_loop().time
     watch = StallWatch(bounds.stall_s_max, lambda: _unsent(transport), lambda: scope.reschedule(clock()))
     try:

@@ -32,7 +32,8 @@ import structlog
 from services.core.call import Call, Cause, Ending, Told
 from services.core.common_layers import bug_failure, outcome_of
 from services.core.errors import Failure, Reason
-from services.core.generation.kept import Generation
+from services.core.generation.kept import Generation, Kept
+from services.core.generation.replay import ReplayRoom
 from services.core.interface import Delta, Finish, Layer
 from services.core.request import Request
 from services.frontend.api.openai.responses import Answer
@@ -79,6 +80,7 @@ class SseStream:
         "_is_open",
         "_keepalive",
         "_left",
+        "_room",
         "_told",
         "_transport",
         "_vocabulary",
@@ -113,6 +115,7 @@ class SseStream:
         self._ending = Ending()
         self._told = Told()
         self._left: Reason | None = None
+        self._room = ReplayRoom({})
 
     @property
     def state(self) -> str:
@@ -174,16 +177,10 @@ class SseStream:
         """
         self._ending, self._told = call.ending, call.told
         if call.kept is not None:
-            self._events = events_for(
-                self._answer, self._vocabulary, request, call.kept, call.ending, is_chunked=self._is_chunked
-            )
-            self._events_of = self._events.of
-            self._generation = call.kept.generation
-            if call.kept.cursor is None:  # With one, the answer may still be refused.
-                self._generation.on_begun = self._begin_early
+            self._keep(call.kept, request, call.ending)
         if (pause_s := self._config.sse_keepalive_s) is not None:
             self._keepalive = Keepalive(pause_s, self._on_pause)
-            self._events_of = self._keepalive.noting(self._events.of)
+            self._events_of = self._keepalive.noting(self._events_of)
         try:
             outcome = await outcome_of(pipeline, request, call, self)
         except Exception as error:
@@ -204,6 +201,16 @@ class SseStream:
         except Exception as error:
             self._transport.abort()
             bug_failure(error, call.request_id)
+
+    def _keep(self, kept: Kept, request: Request, ending: Ending) -> None:
+        """Send the events of an answer that can be resumed, or is."""
+        events = events_for(self._answer, self._vocabulary, request, kept, ending, is_chunked=self._is_chunked)
+        self._events, self._events_of, self._generation = events, events.of, kept.generation
+        if kept.generation.is_resumed:
+            self._room = ReplayRoom(kept.generation.record_ends)
+            self._events_of = self._room.noting(events.of)
+        if kept.cursor is None:  # With one, the answer may still be refused.
+            kept.generation.on_begun = self._begin_early
 
     def _begin_early(self) -> None:
         """The engine has begun: tell the client by which id it can come back."""
@@ -237,7 +244,7 @@ class SseStream:
         if not self._is_open:
             return  # The backlog writes as well, and may fill the transport again.
         self._is_open = False
-        self._backlog = Backlog(self._connection, self._events_of, self._config.client, self._leave_slow)
+        self._backlog = Backlog(self._connection, self._events_of, self._config.client, self._leave_slow, self._room)
 
     def _end_of(self, outcome: Finish | Failure, name_fields: NameFields) -> bytes:
         """The last bytes: the end of the stream, or an error response if the stream has not begun."""
