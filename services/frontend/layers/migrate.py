@@ -62,7 +62,8 @@ class Migrate:
         record = Recorder(sink, request, seq_len_max, on_exceeded, records_logprobs=kept is not None)
         if kept is None:
             return await Migration(request, call, record, self._context).run()
-        call = replace(call, kept=replace(kept, base=len(request.generated_token_ids)))
+        if base := len(request.generated_token_ids):
+            call = replace(call, kept=replace(kept, base=base))
         try:
             return await Migration(request, call, record, self._context).run()
         except Failure as failure:

@@ -26,13 +26,13 @@ REPLAY_WEIGHT_MAX = 16_384
 
 
 class OwnedStream:
-    """The owner of one generation: passes its tokens to the outbox of a session.
+    """The owner of one generation: its tokens go to the outbox of a session.
 
     `replayed`: the position up to which an adopted record has been sent; None: all of it, so tokens are sent as they
-    come. `is_stopped`: the frontend needs no more tokens.
+    come. `outbox`: the session's; None while the record is sent. `is_stopped`: the frontend needs no more tokens.
     """
 
-    __slots__ = ("_forget", "_has_ended", "_outbox", "generation", "id", "is_stopped", "replayed")
+    __slots__ = ("_forget", "_has_ended", "_outbox", "generation", "id", "is_stopped", "outbox", "replayed")
 
     def __init__(self, stream_id: int, outbox: Outbox, forget: Callable[[int], None]) -> None:
         self.id = stream_id
@@ -40,6 +40,7 @@ class OwnedStream:
         self.replayed: int | None = None
         self.is_stopped = False
         self._has_ended = False
+        self.outbox: Outbox | None = outbox
         self._outbox = outbox
         self._forget = forget
 
@@ -47,8 +48,7 @@ class OwnedStream:
         self._outbox.add_begun(self.id)
 
     def on_tokens(self, delta: Delta) -> None:
-        if self.replayed is None:
-            self._outbox.add_tokens(self.id, delta)
+        """Ignored: the record has them, and is being sent."""
 
     def on_ended(self, outcome: FinishReason | Failure) -> None:
         """Send the end, once the record has been sent. A failure ends the stream at once, unless it has ended."""
@@ -60,6 +60,10 @@ class OwnedStream:
             self._has_ended = True
             self._outbox.add_finish(self.id, outcome)
 
+    def replay_from(self, position: int) -> None:
+        """Send the record from there on, by `replay`, before the tokens that follow it."""
+        self.replayed, self.outbox = position, None
+
     def replay(self, weight_max: int) -> int:
         """Send the next part of the record. Returns its weight."""
         assert self.generation is not None
@@ -69,7 +73,7 @@ class OwnedStream:
             self._outbox.add_tokens(self.id, delta)
             self.replayed += len(delta.token_ids)
         if self.replayed == self.generation.end:
-            self.replayed = None
+            self.replayed, self.outbox = None, self._outbox
             if self.generation.outcome is not None:
                 self.on_ended(self.generation.outcome)
         return delta.weight
@@ -113,7 +117,7 @@ class OwnedStreams:
                 call, endpoint=ATTACH, attempt=generation, ending=generation.ending, choice_group=choice_group
             )
             try:
-                self._store.start(generation, replace(request, choice=first + number), own_call)
+                self._store.start(generation, replace(request, choice=first + number) if number else request, own_call)
             except Failure as failure:
                 stream.on_ended(failure)
 
@@ -127,7 +131,7 @@ class OwnedStreams:
             stream.on_ended(failure)
             return
         stream.generation = generation
-        stream.replayed = generation.spec.base
+        stream.replay_from(generation.spec.base)
         if generation.has_begun:
             stream.on_begun()
         if isinstance(generation.outcome, Failure):
@@ -244,7 +248,7 @@ def spec_of(message: worker_pb2.Generation, request: Request, count: int) -> Spe
         epoch=message.epoch,
         grace_s=grace_s,
         presentation=message.presentation,
-        prior_logprobs=tuple(map(logprobs_from_wire, message.prior_logprobs)),
+        prior_logprobs=tuple(map(logprobs_from_wire, message.prior_logprobs)) if message.prior_logprobs else (),
     )
 
 

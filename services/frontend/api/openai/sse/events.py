@@ -19,6 +19,10 @@ DONE = b"data: [DONE]\n\n"
 COMMENT = b": keepalive\n"
 _PLACEHOLDER = "\0"
 _PLACEHOLDER_ENCODED = msgspec.json.encode(_PLACEHOLDER)
+SIZES_PREPARED = 1024
+CHUNK_HEADS = tuple(b"%x\r\n" % size for size in range(SIZES_PREPARED))
+"""The first lines of chunks of these sizes: to look one up is cheaper than to format it for every token."""
+join = b"".join
 encode = msgspec.json.Encoder().encode
 # JSON and SSE allow these line separators inside a string, but clients that use str.splitlines split at them.
 _SEPARATORS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
@@ -76,7 +80,9 @@ class Events:
         if not text.isascii():
             text = one_line(text)
         if self._is_chunked:
-            return b"%x\r\n%b%b%b\r\n" % (choice.size + len(text), choice.head, text, choice.tail)
+            size = choice.size + len(text)
+            chunk_head = CHUNK_HEADS[size] if size < SIZES_PREPARED else b"%x\r\n" % size
+            return join((chunk_head, choice.head, text, choice.tail, b"\r\n"))
         return choice.head + text + choice.tail
 
     def ending(self, usage: Usage) -> bytes:

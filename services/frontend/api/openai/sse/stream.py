@@ -38,7 +38,7 @@ from services.core.interface import Delta, Finish, Layer
 from services.core.request import Request
 from services.frontend.api.openai.responses import Answer
 from services.frontend.api.openai.sse.backlog import Backlog
-from services.frontend.api.openai.sse.events import events_of
+from services.frontend.api.openai.sse.events import Events, events_of
 from services.frontend.api.openai.sse.keepalive import Keepalive
 from services.frontend.api.openai.sse.kept_events import events_for
 from services.frontend.api.response_headers import told_headers
@@ -86,6 +86,9 @@ class SseStream:
         "_vocabulary",
     )
 
+    _events: Events  # Set with the request, and so is `_events_of`.
+    _events_of: Callable[[Delta], bytes]
+
     def __init__(
         self,
         http_request: HttpRequest,
@@ -104,8 +107,6 @@ class SseStream:
         self._is_chunked = http_request.is_chunkable
         self._vocabulary = vocabulary
         self._generation: Generation | None = None
-        self._events = events_of(answer, vocabulary, is_chunked=http_request.is_chunkable)
-        self._events_of: Callable[[Delta], bytes] = self._events.of
         self._is_open = self._has_begun = False
         self._cork = connection.cork
         self._transport = connection.transport
@@ -175,12 +176,7 @@ class SseStream:
         If the client is too slow or gone, the request is failed from outside, so that every layer, the one that counts
         outcomes included, sees the reason.
         """
-        self._ending, self._told = call.ending, call.told
-        if call.kept is not None:
-            self._keep(call.kept, request, call.ending)
-        if (pause_s := self._config.sse_keepalive_s) is not None:
-            self._keepalive = Keepalive(pause_s, self._on_pause)
-            self._events_of = self._keepalive.noting(self._events_of)
+        self._prepare(request, call)
         try:
             outcome = await outcome_of(pipeline, request, call, self)
         except Exception as error:
@@ -201,6 +197,17 @@ class SseStream:
         except Exception as error:
             self._transport.abort()
             bug_failure(error, call.request_id)
+
+    def _prepare(self, request: Request, call: Call) -> None:
+        self._ending, self._told = call.ending, call.told
+        if call.kept is None:
+            self._events = events_of(self._answer, self._vocabulary, is_chunked=self._is_chunked)
+            self._events_of = self._events.of
+        else:
+            self._keep(call.kept, request, call.ending)
+        if (pause_s := self._config.sse_keepalive_s) is not None:
+            self._keepalive = Keepalive(pause_s, self._on_pause)
+            self._events_of = self._keepalive.noting(self._events_of)
 
     def _keep(self, kept: Kept, request: Request, ending: Ending) -> None:
         """Send the events of an answer that can be resumed, or is."""

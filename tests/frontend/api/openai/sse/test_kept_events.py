@@ -17,8 +17,13 @@ from services.core.generation.cursor import Cursor, parse_cursor
 from services.core.interface import Delta, TokenLogprobs, Usage
 from services.core.request import Continuation, FinishReason, Request, Stop
 from services.frontend.api.openai.responses import Answer, Brought, ChatAnswer, CompletionAnswer, Echo
-from services.frontend.api.openai.sse.events import DONE
-from services.frontend.api.openai.sse.kept_events import KeptEvents, ResumedEvents, kept_events
+from services.frontend.api.openai.sse.events import DONE, SIZES_PREPARED, Events
+from services.frontend.api.openai.sse.kept_events import (
+    NUMBERS_PREPARED,
+    KeptEvents,
+    ResumedEvents,
+    kept_events,
+)
 from services.frontend.layers.detokenize import Cut, Detokenizer
 from services.models.tokenizers.byte_level import EOS, ByteTokenizer
 
@@ -81,6 +86,21 @@ def test_each_delta_is_one_event_with_the_cursor_after_it() -> None:
 
     assert [[one.only["text"] for one in found] for found in sent] == [["a"], ["b"], ["c"]]
     assert [found[0].id for found in sent] == [f"{n}-{checksum(b'abc'[:n]):08x}" for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("position", [9, NUMBERS_PREPARED - 1, NUMBERS_PREPARED])
+@pytest.mark.parametrize("kind", [KeptEvents, Events])
+def test_chunk_has_the_size_of_its_event_whatever_size_and_position(kind: type[Events], position: int) -> None:
+    answer = CompletionAnswer(request_id="r", model="m")
+    more = (1,) if kind is KeptEvents else ()
+    plain, chunked = (kind(answer, ByteTokenizer, *more, is_chunked=is_chunked) for is_chunked in (False, True))
+    for events in (plain, chunked):
+        events.of(Delta(position - 2, [97], "a"))
+
+    for size in (1, *range(SIZES_PREPARED - 300, SIZES_PREPARED + 1)):
+        delta = Delta(position - 1, [97], size * "a")
+        event = plain.of(delta)
+        assert chunked.of(delta) == b"%x\r\n%b\r\n" % (len(event), event)
 
 
 def test_only_the_first_event_has_the_time_after_which_a_browser_comes_back() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from services.core.call import Ending, Told
+from services.core.call import Call
 from services.core.client_flow import ClientBounds
 from services.core.errors import Reason
 from services.core.interface import Delta, Usage
-from services.core.request import FinishReason
+from services.core.request import FinishReason, Request
 from services.frontend.api.openai.responses import CompletionAnswer
 from services.frontend.api.openai.sse import stream
 from services.frontend.api.openai.sse.stream import SseStream
@@ -177,7 +177,7 @@ def stage_of() -> Iterator[Stage]:
         config = HttpConfig(client=ClientBounds(buffer_bytes_max=BUFFER_BYTES_MAX))
         request = HttpRequest(method="POST", path="/", headers={}, id="r")
         stream = SseStream(request, connection, answer, config, ByteTokenizer)
-        stream._ending, stream._told = Ending(), Told()
+        stream._prepare(Request(model="m"), Call(request_id="r"))
         yield Stage(stream, connection, transport)
         stream._stop_backlog()
 
