@@ -110,7 +110,10 @@ export class Exchange {
     if (!this.#isCancelledByLeaving || this.#generationId === undefined || this.isComplete) return undefined;
     const authorization = this.#headers.get("authorization");
     const headers = new Headers(authorization === null ? {} : { authorization });
-    return { url: `${this.#address}/v1/requests/${this.#headers.get(REQUEST_ID)}/cancel`, method: "POST", headers };
+    // A name is known to one server, the id of the answer to all: a balancer may send the cancel anywhere.
+    const given = this.#headers.get(REQUEST_ID);
+    const name = isRandomId(given) ? given : this.#generationId;
+    return { url: `${this.#address}/v1/requests/${name}/cancel`, method: "POST", headers };
   }
 
   // What came of them. Each function returns how long to pause before the next request.

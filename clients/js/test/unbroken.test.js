@@ -238,6 +238,20 @@ test("a user who leaves ends the answer", async () => {
   }
 });
 
+test("a user who leaves ends the answer by its own id if the name that the user chose cannot be one", async () => {
+  const plane = planeOf(stream([event("a", "1-0"), event("b", "2-0"), DONE]));
+  const reader = (await ask(plane, { headers: { "x-request-id": "mine" } })).body.getReader();
+  await reader.read();
+  await reader.cancel();
+  assert.deepEqual(plane.cancels, [`/v1/requests/${ID}/cancel`]);
+});
+
+test("base URLs that no request could match are refused", () => {
+  for (const urls of [[], "http://first:8000", ["first:8000"], ["127.0.0.1:8000"], ["http://first:8000", "second"]]) {
+    assert.throws(() => unbrokenFetch(urls), /base URL/);
+  }
+});
+
 test("a user who leaves may let the answer go on", async () => {
   const plane = planeOf(stream([event("a", "1-0"), event("b", "2-0"), DONE]));
   const reader = (await ask(plane, { headers: { "x-on-disconnect": "continue" } })).body.getReader();

@@ -21,6 +21,7 @@ from tests.clients.healing.server import (
     failure,
     stream,
 )
+from unbroken_client import httpx_client
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [], "stream": True}
 SEND_1, SEND_2 = f"POST first {PATH}", f"POST second {PATH}"
@@ -280,6 +281,24 @@ def test_user_who_leaves_ends_the_answer(ask: Any) -> None:
     ask(plane, reads=1)
 
     assert [one.url.path for one in plane.cancels] == [f"/v1/requests/{ID}/cancel"]
+
+
+def test_user_who_leaves_ends_the_answer_by_its_own_id_if_the_name_that_the_user_chose_cannot_be_one(ask: Any) -> None:
+    """A name is known to one server alone, and a balancer may send the cancel to another."""
+    plane = Plane(stream(event("a", "1-0"), event("b", "2-0"), DONE))
+
+    ask(plane, reads=1, x_request_id="mine")
+
+    assert [one.url.path for one in plane.cancels] == [f"/v1/requests/{ID}/cancel"]
+
+
+@pytest.mark.parametrize(
+    "urls", [[], "http://first:8000", ["first:8000"], ["127.0.0.1:8000"], ["http://first:8000", "second"], ["http://"]]
+)
+def test_base_urls_that_no_request_could_match_are_refused(urls: Any) -> None:
+    """A bug: the requests were passed on without protection, and nothing told so."""
+    with pytest.raises(ValueError, match="base URL"):
+        httpx_client(urls)
 
 
 def test_user_who_leaves_may_let_the_answer_go_on(ask: Any) -> None:

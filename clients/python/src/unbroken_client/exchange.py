@@ -127,7 +127,9 @@ class Exchange:
         if not self._is_cancelled_by_leaving or self._generation_id is None or self.is_complete:
             return None
         headers = httpx.Headers({name: self._headers[name] for name in ("authorization",) if name in self._headers})
-        return self._to("POST", f"/v1/requests/{self._headers[REQUEST_ID]}/cancel", headers, b"")
+        # A name is known to one server, the id of the answer to all: a balancer may send the cancel anywhere.
+        name = self._headers[REQUEST_ID] if is_random_id(self._headers[REQUEST_ID]) else self._generation_id
+        return self._to("POST", f"/v1/requests/{name}/cancel", headers, b"")
 
     def _to(self, method: str, path: str, headers: httpx.Headers, content: bytes | None) -> httpx.Request:
         extensions = self._request.extensions
