@@ -107,6 +107,8 @@ TRIED = {
         "tests/clients/support/toolchains.py", '"--no-deps", wheel', "the wheel that it builds is installed and tried"
     ),
     "npm install ./clients/js": Place(
-        "tests/clients/support/toolchains.py", '"--no-save"', "the package is installed as the tarball that it publishes"
+        "tests/clients/support/toolchains.py",
+        '"--no-save"',
+        "the package is installed as the tarball that it publishes",
     ),
 }
