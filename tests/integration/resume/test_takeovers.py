@@ -58,12 +58,15 @@ def test_of_two_resumes_at_once_one_has_the_answer_and_the_other_is_told(pair: P
 
     whole = asyncio.run(scenario())
 
-    for first, second in zip(firsts, seconds, strict=True):
-        [winner] = [client for client in (first, second) if client.has_ended]
-        [loser] = [client for client in (first, second) if not client.has_ended]
-        assert winner.whole == whole.whole
-        assert loser.error is not None
-        assert loser.error["code"] == "TAKEN_OVER"
+    told = []
+    for both in zip(firsts, seconds, strict=True):
+        # The machine may be so busy that one has all of the answer before the other comes back: then both have it.
+        told += [client.error for client in both if not client.has_ended]
+        winners = [client for client in both if client.has_ended]
+        assert winners
+        assert all(client.whole == whole.whole for client in winners)
+    assert told
+    assert all(error is not None and error["code"] == "TAKEN_OVER" for error in told)
 
 
 def test_resumed_answer_moves_when_its_worker_is_killed(pair: Pair) -> None:
