@@ -60,15 +60,17 @@ class KeptEvents(Events):
         self._is_detailed = answer.has_usage_in_events or answer.returns_token_ids
 
     def of(self, delta: Delta) -> bytes:
-        text, token_ids = delta.text, delta.token_ids
-        if not self._before or not text or delta.logprobs or delta.finish_reason is not None:
+        if not self._before or delta.logprobs or delta.finish_reason is not None:
             return self._sent(delta, self._formatted(delta))
-        shown = encode(text)  # Nearly every token takes this path: no further calls, no copies.
-        if not shown.isascii():
-            shown = one_line(shown)
-        count, checksums = len(token_ids), self._checksums
+        text, token_ids, checksums = delta.text, delta.token_ids, self._checksums
+        count = len(token_ids)  # Nearly every token takes this path: no further calls, no copies.
         encoded = token_ids[0].to_bytes(4, "little") if count == 1 else encoded_ids(token_ids)
         checksums[0] = checksum = crc32(encoded, checksums[0])
+        if not text:
+            return b""
+        shown = encode(text)
+        if not shown.isascii():
+            shown = one_line(shown)
         position, digits = delta.position + count, hexlify(checksum.to_bytes(4, "big"))
         number = _NUMBERS[position] if position < NUMBERS_PREPARED else b"id: %d-" % position
         if not self._is_chunked:
