@@ -86,20 +86,24 @@ class Generation:
         copies = self.copies.get(index)
         return copies.pop(0) if copies else None
 
-    def begin(self, index: int) -> None:
-        """An engine has begun with a choice, or had before: its other records are not needed any more.
-
-        Not before that: of two frontends that resume an answer at once, each might drop the record of the other.
-        """
+    def begin(self) -> None:
+        """An engine has begun with a choice."""
         if self.on_begun is not None:
             self.on_begun()
+
+    def drop_others(self, index: int) -> None:
+        """Tokens of a choice have come: discard its other records.
+
+        Not before that. The worker may be lost or wrong, and of two frontends that resume an answer at once, each might
+        drop the record of the other.
+        """
         for copy in self.copies.pop(index, ()):
             copy.discard()
         for discard in self._left.pop(index, {}).values():
             discard()
 
     def leave(self, index: int, worker: str, discard: Callable[[], None]) -> None:
-        """A record of a choice stays on a worker whose session is lost. Discard it once another engine has begun."""
+        """A record of a choice stays on a worker whose session is lost. Discard it once another one has tokens."""
         self._left.setdefault(index, {})[worker] = discard
 
     def return_to(self, index: int, worker: str) -> None:

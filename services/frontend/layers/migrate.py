@@ -59,9 +59,11 @@ class Migrate:
         seq_len_max = self._config.seq_len_max
         on_exceeded = _ignore if seq_len_max is None else partial(self._metrics.count_exceeded, request.model)
         kept = call.kept
-        record = Recorder(sink, request, seq_len_max, on_exceeded, records_logprobs=kept is not None)
         if kept is None:
+            record = Recorder(sink, request, seq_len_max, on_exceeded)
             return await Migration(request, call, record, self._context).run()
+        on_tokens = partial(kept.generation.drop_others, kept.first_index + request.choice)
+        record = Recorder(sink, request, seq_len_max, on_exceeded, records_logprobs=True, on_tokens=on_tokens)
         if base := len(request.generated_token_ids):
             call = replace(call, kept=replace(kept, base=base))
         try:

@@ -64,8 +64,9 @@ def _settle(session: WorkerSession, stream: Stream, call: Call, kept: Kept, inde
 
 
 def _leave(session: WorkerSession, call: Call, generation: Generation, index: int) -> None:
-    """Discard the record that a lost worker may have, once the answer goes on elsewhere: nobody may be there to come
-    back for it, but until then it is all that there is of the choice.
+    """Discard the record that a lost worker may have, once the answer goes on elsewhere.
+
+    Until then it is all that there is of the choice, and its client may come back for it.
     """
     instance_id, epoch = session.record.instance_id, generation.epoch + 1  # It is this frontend's own until then.
     discard = partial(session.leftovers.discard, instance_id, generation.id, index, epoch)

@@ -161,8 +161,6 @@ class Migration:
     def _make_current(self, attempt: MigrationAttempt) -> None:
         self._current, self._second = attempt, None
         self._get_history().begin_attempt()
-        if attempt.has_begun:
-            self.on_begun()  # Again: the attempt before it may have left a record.
 
     # Events of an attempt
 
@@ -172,8 +170,8 @@ class Migration:
     def on_begun(self) -> None:
         """The engine of an attempt has begun: the choice moves alone from now on."""
         self.leave_group()
-        if (kept := self._call.kept) is not None:
-            kept.generation.begin(kept.first_index + self._request.choice)
+        if self._call.kept is not None:
+            self._call.kept.generation.begin()
 
     def leave_group(self) -> None:
         """Take the choice out of its group: it has begun or lost its worker, and moves alone from now on."""

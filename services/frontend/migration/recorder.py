@@ -16,6 +16,7 @@ class Recorder:
     """
 
     __slots__ = (
+        "_always",
         "_begin",
         "_on_exceeded",
         "_on_next",
@@ -35,11 +36,13 @@ class Recorder:
         on_exceeded: Callable[[], None],
         *,
         records_logprobs: bool = False,
+        on_tokens: Callable[[], None] | None = None,
     ) -> None:
+        """`on_tokens`: called just before the first token is delivered, and before the next one after each move."""
         self._sink = sink
         self._begin = self.position = len(request.generated_token_ids)
         self._on_exceeded = on_exceeded
-        self._on_next: Callable[[], None] | None = None
+        self._always = self._on_next = on_tokens
         self._tracked_end = sys.maxsize if seq_len_max is None else seq_len_max - len(request.prompt_token_ids)
         self.is_tracking = True
         self.token_ids = array("I")
@@ -54,7 +57,16 @@ class Recorder:
 
     def on_next(self, callback: Callable[[], None] | None) -> None:
         """Call `callback` once, just before the next token is delivered; None removes the callback."""
-        self._on_next = callback
+        always = self._always
+        if callback is None or always is None:
+            self._on_next = callback or always
+            return
+
+        def both() -> None:
+            callback()
+            always()
+
+        self._on_next = both
 
     def deliver(self, delta: Delta) -> None:
         token_ids = delta.token_ids

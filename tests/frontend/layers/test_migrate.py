@@ -199,10 +199,33 @@ def test_choice_that_is_cancelled_has_not_failed() -> None:
 
 
 def test_answer_is_known_to_have_begun_when_the_engine_of_an_attempt_has() -> None:
-    kept, begun, left = make_kept(first_index=4), list[bool](), list[bool]()
+    kept, begun = make_kept(), list[bool]()
     kept.generation.on_begun = lambda: begun.append(True)
-    kept.generation.leave(4, "lost", lambda: left.append(True))
 
     Case([7]).run(kept=kept)
 
-    assert begun == left == [True]
+    assert begun == [True]
+
+
+@pytest.mark.parametrize(
+    ("takes", "expected"),
+    [
+        ([[7]], ["attempt 0", "dropped 0"]),
+        ([[Reason.DISCONNECTED], [7]], ["attempt 0", "attempt 1", "dropped 0", "dropped 1"]),
+        ([[7, Reason.DISCONNECTED], [8]], ["attempt 0", "dropped 0", "attempt 1", "dropped 1"]),
+    ],
+)
+def test_other_records_are_dropped_once_tokens_have_come_after_each_move(takes: Any, expected: list[str]) -> None:
+    """Not when an engine has begun: the worker may be lost before it sends what it has."""
+    kept, events = make_kept(first_index=4), list[str]()
+
+    class Left(Script):
+        async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+            number = len(self.calls)
+            events.append(f"attempt {number}")
+            kept.generation.leave(4, str(number), lambda: events.append(f"dropped {number}"))
+            return await super().__call__(request, call, sink)
+
+    run_async(call_layer(Migrate(Left(*takes), MigrateConfig(), RecordedMetrics()), make_request(), kept=kept))
+
+    assert events == expected

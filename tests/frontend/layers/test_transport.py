@@ -147,10 +147,10 @@ async def fails(carried: Carried) -> None:
 
 
 async def is_lost(carried: Carried) -> None:
-    """The session is lost, the answer begins elsewhere, and there is a session again."""
+    """The session is lost, the answer goes on elsewhere, and there is a session again."""
     carried.worker.vanish()
     await settle()
-    carried.generation.begin(0)
+    carried.generation.drop_others(0)
     carried.again = BareWorker()
     carried.worker.session.leftovers.on_session("i", carried.again.session.generations)
 
@@ -309,7 +309,7 @@ def test_request_that_returns_to_a_lost_worker_does_not_discard_its_own_record()
         call = Call(request_id="r", card=CARD, attempt=Attempt(again.session), kept=carried.call.kept)
         returned = asyncio.ensure_future(Transport()(make_request(), call, Collected()))
         await again.sent()
-        carried.generation.begin(0)
+        carried.generation.drop_others(0)
         await settle()
         assert not again.has_sent
         returned.cancel()

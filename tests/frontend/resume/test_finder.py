@@ -138,7 +138,7 @@ FINISHED, FAILED = {"is_finished": True}, {"has_failed": True}
     ids=["further", "finished", "finished before further", "not failed", "further of failed ones"],
 )
 @pytest.mark.parametrize("is_better_first", [True, False])
-def test_choice_is_taken_from_the_worker_that_is_furthest_and_discarded_elsewhere_once_it_has_begun(
+def test_choice_is_taken_from_the_worker_that_is_furthest_and_discarded_elsewhere_once_it_has_come(
     better: worker_pb2.Holding, worse: worker_pb2.Holding, is_better_first: bool
 ) -> None:
     async def scenario() -> None:
@@ -156,7 +156,7 @@ def test_choice_is_taken_from_the_worker_that_is_furthest_and_discarded_elsewher
         assert (best.token_count, best.is_over) == (better.token_count, better.is_finished or better.has_failed)
         assert generation.record_ends == {0: better.token_count}
         assert await discarded(loser) == [], "its session may still be lost, or another frontend take its record"
-        generation.begin(0)
+        generation.drop_others(0)
         assert await discarded(loser) == [(0, generation.epoch)]
         assert await discarded(holder) == []
 
@@ -415,7 +415,7 @@ def test_records_of_an_older_answer_with_the_same_id_are_not_taken_and_are_disca
         found, generation = await find(Pool(old, new), script)
         assert found.migration_limit is None
         assert sessions_of(generation) == {0: [new.session.key]}
-        generation.begin(0)
+        generation.drop_others(0)
         assert await discarded(old) == [(0, generation.epoch)]
 
     run_clocked(scenario())

@@ -7,14 +7,15 @@ from functools import partial
 
 import pytest
 
-from services.core.call import Attempt
 from services.core.errors import Failure, Reason
 from services.core.generation.kept import Copy, Generation, Kept
 from services.core.request import FinishReason
+from services.frontend.layers.migrate import Migrate, MigrateConfig
 from services.frontend.layers.route import Route
 from services.frontend.layers.transport import Transport
 from services.frontend.routing.balancer import Balancer
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
+from tests.frontend.migration.support import RecordedMetrics
 from tests.frontend.support import BareWorker, BareWorkers
 from tests.support.clock import run_clocked, settle
 from tests.support.doubles import call_layer, make_request
@@ -52,17 +53,6 @@ class Link:
         await settle()
 
 
-class Beginning(Attempt):
-    """An attempt that tells its generation that an engine has begun, as Migrate does."""
-
-    def __init__(self, generation: Generation) -> None:
-        super().__init__()
-        self._generation = generation
-
-    def on_begun(self) -> None:
-        self._generation.begin(0)
-
-
 @dataclass
 class Taker:
     """A frontend that resumes the answer. `order`: the workers, the one with the better copy, as it knows, first."""
@@ -81,8 +71,8 @@ class Taker:
             generation.copies[0].append(copy)
         pool = BareWorkers(*(link.bare for link in self.links.values()))
         route = Route(Transport(), pool, Balancer(BusyThresholds(AdmissionConfig()), random.Random(0)))
-        kept, attempt = Kept(generation=generation), Beginning(generation)
-        return (await call_layer(route, make_request(max_tokens=len(WHOLE)), kept=kept, attempt=attempt)).token_ids
+        migrate, kept = Migrate(route, MigrateConfig(), RecordedMetrics()), Kept(generation=generation)
+        return (await call_layer(migrate, make_request(max_tokens=len(WHOLE)), kept=kept)).token_ids
 
 
 async def deliver_all(links: list[Link], rng: random.Random) -> None:
