@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.clients.conftest import need
 from tests.clients.support.cluster import Cluster
-from tests.clients.support.programs import running
+from tests.clients.support.programs import Nemesis, Reported, steps
 from tests.clients.support.proxy import Proxy
 from tests.clients.support.toolchains import BROWSER
 from tests.docs.pages import blocks
@@ -43,9 +43,6 @@ CUTS = {
     "in the data": rb"\ndata: \{\"id\"",
     "before the empty line": rb"\ndata: [^\n]*\n",
 }
-
-Nemesis = Callable[[], Awaitable[None]]
-Reported = dict[str, dict[str, Any]]
 
 
 def test_answer_is_whole_wherever_its_connection_is_cut(cluster: Cluster) -> None:
@@ -181,19 +178,13 @@ def run(test: Callable[[], Awaitable[Any]]) -> Any:
     return asyncio.run(awaited())
 
 
-async def page(step: str, url: str, nemesis: Nemesis | None = None, question: Mapping[str, Any] = QUESTION) -> Reported:
+async def nothing() -> None:
+    """Leave everything as it is."""
+
+
+async def page(step: str, url: str, nemesis: Nemesis = nothing, question: Mapping[str, Any] = QUESTION) -> Reported:
     """Run a step of the page; return what it reports. `nemesis`: called once tokens have arrived."""
-    reported = {}
-    async with running([*BROWSER.command(), step, url, json.dumps(question)]) as process:
-        assert process.stdout is not None
-        while line := await process.stdout.readline():
-            told = json.loads(line)
-            reported[told.pop("step")] = told
-            if nemesis is not None and "begun" in reported:
-                await nemesis()
-                nemesis = None
-        assert await process.wait() == 0
-    return reported
+    return await steps([*BROWSER.command(), step, url, json.dumps(question)], nemesis)
 
 
 async def undisturbed(frontend: Frontend) -> ReturningClient:
