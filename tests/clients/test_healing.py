@@ -5,6 +5,7 @@ the second one began at the first frontend, and `begun` when this frontend is to
 """
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -64,6 +65,18 @@ def test_stream_with_token_ids_survives_the_kill_of_its_frontend_and_of_all_work
         await cluster.fill()
 
     reported = asyncio.run(answers(cluster, sdk, "lost_plane", kill))
+
+    assert reported["healed"] == reported["undisturbed"]
+
+
+@pytest.mark.parametrize("sdk", HEALING, ids=lambda sdk: sdk.name)
+def test_stream_goes_on_elsewhere_when_its_frontend_is_frozen(cluster: Cluster, sdk: Client) -> None:
+    need(sdk.missing)
+
+    async def freeze(first: Frontend) -> None:
+        first.signal(signal.SIGSTOP)
+
+    reported = asyncio.run(answers(cluster, sdk, "frozen", freeze))
 
     assert reported["healed"] == reported["undisturbed"]
 

@@ -38,6 +38,8 @@ const randomId = () =>
 
 /** One request of the user, from its first attempt to the end of its answer. */
 export class Exchange {
+  /** After how long without a byte the server is lost; undefined: never. */
+  silenceMsMax;
   hasStream = false;
   isComplete = false;
   #method;
@@ -73,6 +75,7 @@ export class Exchange {
     const timeoutMs = durationMs(this.#headers.get(REQUEST_TIMEOUT));
     this.#isDeadlineTold = timeoutMs !== undefined;
     this.#retries = new Retries(policy, timeoutMs);
+    if (this.#isStreamed) this.silenceMsMax = policy?.silenceMsMax;
   }
 
   #prepare(body) {

@@ -21,7 +21,7 @@ from tests.clients.healing.server import (
     failure,
     stream,
 )
-from unbroken_client import httpx_client
+from unbroken_client import RetryPolicy, httpx_client
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [], "stream": True}
 SEND_1, SEND_2 = f"POST first {PATH}", f"POST second {PATH}"
@@ -84,6 +84,24 @@ def test_usage_comes_once_if_the_end_of_the_stream_is_lost(ask: Any) -> None:
     plane = Plane(stream(last + usage, CUT), stream(usage + DONE))
 
     assert ask(plane).text == last + usage + DONE
+
+
+def test_server_of_a_stream_that_is_silent_for_too_long_is_left(ask: Any) -> None:
+    plane = Plane(stream(event("a", "1-0"), httpx.ReadTimeout("silent")), stream(event("b", "2-0"), DONE))
+
+    answered = ask(plane, policy=RetryPolicy(base_s=0.0, silence_s_max=7.5))
+
+    assert answered.text == event("a", "1-0") + event("b", "2-0") + DONE
+    assert plane.asked == [SEND_1, RESUME_2]
+    assert [one.extensions["timeout"]["read"] for one in plane.requests] == [7.5, 7.5]
+
+
+def test_whole_answer_may_take_as_long_as_its_timeout_says(ask: Any) -> None:
+    plane = Plane(httpx.Response(200, json={}))
+
+    ask(plane, CHAT | {"stream": False}, RetryPolicy(silence_s_max=7.5))
+
+    assert plane.requests[0].extensions["timeout"]["read"] != 7.5
 
 
 def test_stream_that_breaks_again_goes_on_again(ask: Any) -> None:
