@@ -161,8 +161,8 @@ class StreamWriter:
             await self._context.send_initial_metadata(())
             return ""
         name = kept.generation.name
+        kept.generation.is_told = True  # Before it is sent: the client may have it, and leave, while this waits.
         await self._context.send_initial_metadata(((GENERATION_ID.lower(), name),))
-        kept.generation.is_told = True
         return name
 
     async def _next_delta(self) -> Delta | None:
