@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from services.core.generation.cursor import Cursor
+from services.core.request import Continuation
 
 ID_FORM = "[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 RANDOM_ID = re.compile(ID_FORM)
@@ -41,7 +42,7 @@ class Generation:
     `id`: 16 random bytes. `grace_s`: how long it may be without a frontend. `epoch`: of this frontend as its owner.
     `presentation`: what a frontend needs to resume it; set by `Keep`, or as it was found. `copies`: the records of each
     choice that were found and have not been tried, by index, the best one first. `record_ends`: the position after the
-    best one, by index. `is_told`: the client knows the id.
+    best one, by index. `continuations`: what choices have lost by moving, by index. `is_told`: the client knows the id.
     `is_resumed`: it was found on workers, rather than prepared from a client's request.
     `has_failed`: one of its choices has failed, so that the others are not needed. `on_begun`: called when an engine
     has begun with a choice.
@@ -50,6 +51,7 @@ class Generation:
     __slots__ = (
         "_held",
         "_left",
+        "continuations",
         "copies",
         "epoch",
         "grace_s",
@@ -71,6 +73,7 @@ class Generation:
         self.presentation = b""
         self.copies: dict[int, list[Copy]] = {}
         self.record_ends: dict[int, int] = {}
+        self.continuations: dict[int, Continuation] = {}
         self.has_failed = False
         self.on_begun: Callable[[], None] | None = None
         self._held: list[Callable[[], None]] = []

@@ -12,7 +12,8 @@ class Recorder:
     """Records delivered tokens on their way to the client.
 
     Above `seq_len_max` tokens of prompt and answer together it stops recording and frees what it has. `position`: of
-    the next token, in the whole continuation. `logprobs`: of the recorded tokens, if they are recorded too.
+    the next token, in the whole continuation. `logprobs`: of the recorded tokens, if they are recorded too. `on_told`:
+    called with what the answer has lost by moving.
     """
 
     __slots__ = (
@@ -24,6 +25,7 @@ class Recorder:
         "_tracked_end",
         "is_tracking",
         "logprobs",
+        "on_told",
         "position",
         "token_ids",
     )
@@ -44,6 +46,7 @@ class Recorder:
         self._on_exceeded = on_exceeded
         self._always = self._on_next = on_tokens
         self._tracked_end = sys.maxsize if seq_len_max is None else seq_len_max - len(request.prompt_token_ids)
+        self.on_told: Callable[[Continuation], None] | None = None
         self.is_tracking = True
         self.token_ids = array("I")
         self.logprobs: list[TokenLogprobs] | None = [] if records_logprobs and request.logprobs is not None else None
@@ -88,6 +91,8 @@ class Recorder:
 
     def tell(self, continuation: Continuation) -> None:
         """Tell how the answer continues, in a delta without tokens."""
+        if self.on_told is not None:
+            self.on_told(continuation)
         self._sink.deliver(Delta(self.position, (), continuation=continuation))
 
     def _stop_tracking(self) -> None:

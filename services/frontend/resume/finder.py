@@ -17,6 +17,7 @@ from services.core.generation.presentation import Presentation, decode_presentat
 from services.core.generation.resumption import bases_of, room_of
 from services.frontend.routing.rejection import no_workers
 from services.frontend.session.session import WorkerSession
+from services.rpc.codec import continuation_from_wire
 from services.stubs import worker_pb2
 
 log = structlog.get_logger()
@@ -133,6 +134,8 @@ class GenerationFinder:
                     continue
                 is_over = one.is_finished or one.has_failed
                 copy = Copy(session=session.key, token_count=one.token_count, is_over=is_over, discard=discard)
+                if (continuation := continuation_from_wire(one.continuation)) is not None:
+                    generation.continuations[one.index] = continuation
                 ranked.setdefault(one.index, []).append(((one.has_failed, not one.is_finished, -one.token_count), copy))
         bases = bases_of(newest.presentation.request)
         for index, copies in ranked.items():

@@ -10,7 +10,7 @@ from services.core.call import Call
 from services.core.errors import Failure, Reason
 from services.core.generation.kept import Kept
 from services.core.request import Request
-from services.rpc.codec import logprobs_to_wire, put_request, put_seconds
+from services.rpc.codec import continuation_to_wire, logprobs_to_wire, put_request, put_seconds
 from services.rpc.framing import FrameConnection
 from services.rpc.status import MESSAGE_BYTES_MAX, time_left_s
 from services.stubs import worker_pb2
@@ -154,6 +154,8 @@ def _put_generation(message: worker_pb2.Generation, request: Request, kept: Kept
     message.id, message.epoch, message.presentation = generation.id, generation.epoch, generation.presentation
     message.index, message.base = kept.first_index + request.choice, kept.base
     put_seconds(message.grace, generation.grace_s)
+    if (continuation := generation.continuations.get(message.index)) is not None:
+        message.continuation = continuation_to_wire(continuation)
     if kept.prior_logprobs:
         message.prior_logprobs.extend(map(logprobs_to_wire, kept.prior_logprobs))
 

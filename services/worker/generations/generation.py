@@ -27,10 +27,14 @@ from services.core.delta_buffer import LOGPROB_BYTES, TOKEN_BYTES
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, TokenLogprobs
 from services.core.request import FinishReason, Request
+from services.stubs import inference_pb2
 
 
 class Spec(Struct, frozen=True, kw_only=True):
-    """What a submit says of its generation, for its first choice: see `Generation` in worker.proto."""
+    """What a submit says of its generation, for its first choice: see `Generation` in worker.proto.
+
+    `continuation`: its number there.
+    """
 
     id: bytes
     index: int
@@ -39,6 +43,7 @@ class Spec(Struct, frozen=True, kw_only=True):
     grace_s: float
     presentation: bytes
     prior_logprobs: tuple[TokenLogprobs, ...] = ()
+    continuation: inference_pb2.Continuation = inference_pb2.CONTINUATION_UNSPECIFIED
 
 
 class TokenOutbox(Protocol):

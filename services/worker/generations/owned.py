@@ -154,6 +154,7 @@ class OwnedStreams:
                 epoch=one.epoch,
                 is_finished=isinstance(one.outcome, FinishReason),
                 has_failed=isinstance(one.outcome, Failure),
+                continuation=one.spec.continuation,
             )
             for one in found
         ]
@@ -249,6 +250,7 @@ def spec_of(message: worker_pb2.Generation, request: Request, count: int) -> Spe
         grace_s=grace_s,
         presentation=message.presentation,
         prior_logprobs=tuple(map(logprobs_from_wire, message.prior_logprobs)) if message.prior_logprobs else (),
+        continuation=message.continuation,
     )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from services.core.call import Call
 from services.core.errors import Reason
 from services.core.generation.kept import Kept
 from services.core.interface import Finish, Sink
-from services.core.request import FinishReason, Request
+from services.core.request import Continuation, FinishReason, Request, Sampling
 from services.frontend.layers.migrate import Migrate, MigrateConfig
 from tests.frontend.migration.support import ABLE, Case, RecordedMetrics, Stage, staged
 from tests.support.doubles import HANG, Collected, Script, call_layer, make_kept, make_request, run_async
+
+DRAWING = replace(ABLE, resume=replace(ABLE.resume, sampling=False))
+"""Of an engine without seeds."""
 
 
 def test_an_answer_without_a_failure_passes_through_unchanged() -> None:
@@ -126,6 +130,23 @@ def test_record_of_each_attempt_begins_after_the_tokens_that_the_client_brought(
 
     assert [kept_of(call).base for call in case.script.calls] == [len(generated)] * 2
     assert case.script.requests[1].generated_token_ids == (*generated, 7, 8)
+
+
+def test_resumed_answer_that_had_moved_says_what_it_has_lost() -> None:
+    case, kept = Case([7]), make_kept()
+    kept.generation.continuations = {0: Continuation.PREFIX}
+
+    answer = case.run(kept=kept)
+
+    assert [(one.token_ids, one.continuation) for one in answer.deltas] == [((), Continuation.PREFIX), ([7], None)]
+
+
+def test_what_a_kept_answer_loses_by_moving_is_known_to_the_next_worker() -> None:
+    case, kept = Case([7, Reason.DISCONNECTED], [8], card=DRAWING), make_kept()
+
+    case.run(make_request(sampling=Sampling(temperature=0.8)), kept=kept)
+
+    assert kept.generation.continuations == {0: Continuation.PREFIX}
 
 
 def test_next_worker_gets_the_log_probabilities_of_the_tokens_before() -> None:

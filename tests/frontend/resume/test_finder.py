@@ -11,6 +11,7 @@ from services.core.call import Call
 from services.core.errors import Failure, Reason
 from services.core.generation.kept import EPOCH_BITS, Generation, Kept
 from services.core.generation.presentation import Presentation, encode_presentation
+from services.core.request import Continuation
 from services.frontend.resume.finder import LOCATE_S_MAX, GenerationFinder
 from services.frontend.session.session import WorkerSession
 from services.stubs import worker_pb2
@@ -34,7 +35,7 @@ def sessions_of(generation: Generation) -> dict[int, list[str]]:
     return {index: [copy.session for copy in copies] for index, copies in generation.copies.items()}
 
 
-def holding(index: int = 0, token_count: int = 0, epoch: int = 1, **state: bool) -> worker_pb2.Holding:
+def holding(index: int = 0, token_count: int = 0, epoch: int = 1, **state: Any) -> worker_pb2.Holding:
     return worker_pb2.Holding(index=index, token_count=token_count, epoch=epoch, **state)
 
 
@@ -159,6 +160,20 @@ def test_choice_is_taken_from_the_worker_that_is_furthest_and_discarded_elsewher
         generation.drop_others(0)
         assert await discarded(loser) == [(0, generation.epoch)]
         assert await discarded(holder) == []
+
+    run_clocked(scenario())
+
+
+def test_what_a_choice_has_lost_by_moving_is_known() -> None:
+    async def scenario() -> None:
+        holder = BareWorker("a")
+
+        async def script(pool: Pool) -> None:
+            moved, later = (holding(index, continuation=index) for index in (1, 2))
+            await reply(holder, holding(), moved, later)
+
+        _, generation = await find(Pool(holder), script)
+        assert generation.continuations == {1: Continuation.PREFIX}, "a number of a later version says nothing"
 
     run_clocked(scenario())
 

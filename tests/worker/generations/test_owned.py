@@ -626,7 +626,7 @@ def test_adoption_that_leaves_no_room_for_a_later_one_is_refused() -> None:
 def test_question_is_answered_with_all_that_the_worker_has() -> None:
     async def scenario(worker: Worker) -> None:
         first = await worker.attach()
-        about = [{"index": index, "epoch": 3} for index in (2, 0, 1)]
+        about = [{"index": index, "epoch": 3, "continuation": index} for index in (2, 0, 1)]
         await first.send(submits=[kept_submit(1 + one["index"], 10 + one["index"], generation=one) for one in about])
         worker.engine.give(worker.engine.key_of((12,)), [7, 8], FinishReason.STOP)
         await first.leave()
@@ -643,6 +643,7 @@ def test_question_is_answered_with_all_that_the_worker_has() -> None:
             (1, 0, 3),
             (2, 2, 3),
         ]
+        assert [one.continuation for one in located.holdings] == [0, 1, 2], "as it was given"
         assert [one.has_failed for one in located.holdings] == [True, False, False]
         assert [one.is_finished for one in located.holdings] == [False, False, True]
 
