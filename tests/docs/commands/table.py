@@ -52,7 +52,6 @@ TRIED = {
     "ulimit -n": Place("tests/docs/commands/test_small.py"),
     ".venv/bin/python -m bench.hold": Place("tests/docs/commands/test_small.py"),
     ".venv/bin/python -m bench.scale": Place("tests/docs/commands/test_small.py"),
-    "python -m bench.kept_cost": Place("tests/bench/test_kept.py", "kept_cost"),
     "python -m bench.prompts": Place("tests/bench/test_prompts.py"),
     "make test": Place(".ci/run", "make lint test test-clients"),
     "make lint": Place(".ci/run", "make lint test test-clients"),
