@@ -71,12 +71,12 @@ class GenerationFinder:
         PROTOCOL_VIOLATION if what they say cannot be.
         """
         founds, is_complete = await self._ask_all(generation_id)
-        if not any(found.located.holdings for found in founds):
+        holders = _holders(founds)
+        if not (holders and (self._sessions.has_all or _have_all_choices(holders))):
             await self._wait_for_sessions()
             founds, is_complete = await self._ask_all(generation_id)
-        # In the same order on all frontends, so that of two resumes at once both take the same of two equal copies.
-        founds = sorted(founds, key=lambda found: found.session.record.instance_id)
-        if holders := _holders(founds):
+            holders = _holders(founds)
+        if holders:
             return self._resumed(generation_id, holders)
         if any(found.located.is_expired for found in founds):
             raise Failure(Reason.STREAM_EXPIRED, "nobody came back for this answer in time, and it was ended")
@@ -115,6 +115,8 @@ class GenerationFinder:
                     group.create_task(ask(session))
         except TimeoutError:
             pass  # What has been found may be enough.
+        # In the same order on all frontends, so that of two resumes at once both take the same of two equal copies.
+        founds.sort(key=lambda found: found.session.record.instance_id)
         return founds, len(founds) == len(sessions)
 
     def _resumed(self, generation_id: bytes, holders: Sequence[_Holder]) -> tuple[Presentation, Generation]:
@@ -158,6 +160,12 @@ def _holders(founds: Sequence[_Found]) -> Sequence[_Holder]:
     if failure is not None and not holders:
         raise failure
     return holders
+
+
+def _have_all_choices(holders: Sequence[_Holder]) -> bool:
+    """Whether these workers have every choice of the answer. One that no engine has begun with is nowhere."""
+    found = {holding.index for holder in holders for holding in holder.located.holdings}
+    return len(found) == len(bases_of(holders[0].presentation.request))
 
 
 def _holder(found: _Found) -> _Holder:

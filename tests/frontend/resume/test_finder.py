@@ -293,12 +293,47 @@ def test_worker_that_is_reached_meanwhile_is_asked() -> None:
     run_clocked(scenario())
 
 
-def test_what_is_found_does_not_wait_for_workers_that_are_not_reached() -> None:
+def test_whole_answer_does_not_wait_for_workers_that_are_not_reached() -> None:
     async def scenario() -> None:
         holder = BareWorker("a")
 
         async def script(pool: Pool) -> None:
-            await reply(holder, holding())
+            await reply(holder, *(holding(index) for index in range(4)))
+
+        _, generation = await find(Pool(holder, unreached=1), script)
+        assert sessions_of(generation) == {index: [holder.session.key] for index in range(4)}
+
+    run_clocked(scenario())
+
+
+def test_choice_that_is_missing_may_be_on_a_worker_that_is_not_reached_yet() -> None:
+    """A bug: it was computed again, although its worker lived."""
+
+    async def scenario() -> None:
+        early, late = BareWorker("a"), BareWorker("b")
+
+        async def script(pool: Pool) -> None:
+            await reply(early, holding(0))
+            await settle()
+            pool.reach(late)
+            await reply(early, holding(0))
+            await reply(late, holding(1))
+
+        _, generation = await find(Pool(early, unreached=1), script)
+        assert sessions_of(generation) == {0: [early.session.key], 1: [late.session.key]}
+
+    run_clocked(scenario())
+
+
+def test_choice_that_is_missing_is_waited_for_no_longer_than_the_bound() -> None:
+    async def scenario() -> None:
+        holder = BareWorker("a")
+
+        async def script(pool: Pool) -> None:
+            await reply(holder, holding(0))
+            await settle()
+            pass_time(LOCATE_S_MAX)
+            await reply(holder, holding(0))
 
         _, generation = await find(Pool(holder, unreached=1), script)
         assert sessions_of(generation) == {0: [holder.session.key]}
