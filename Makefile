@@ -18,7 +18,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-clients surface compose-test kill-loop frontend-loss storm bench bench-small hold scale lint lint-proto record-proto pages stubs install install-dev model etcd iproute2 wrk curl peer clean
+.PHONY: help up test test-clients surface compose-test kill-loop frontend-loss storm bench bench-small hold scale lint lint-proto record-proto pages stubs install install-dev model etcd iproute2 wrk curl chromium peer clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets.
@@ -30,7 +30,7 @@ up: install model ## Run a registry, two workers with a real model and a fronten
 test: install-dev model etcd iproute2 wrk curl ## Install what the tests need, and run all tests.
 	$(BIN)/pytest --numprocesses=2 --dist=loadfile --ignore=tests/clients
 
-test-clients: install-dev ## Run the clients in other languages for which this machine has the tools.
+test-clients: install-dev chromium ## Run the clients in other languages for which this machine has the tools.
 	$(BIN)/pytest tests/clients
 
 surface: install-dev ## Send 35,000 random requests, valid or not by the OpenAPI document. About 15 minutes.
@@ -112,6 +112,9 @@ wrk: ## Install `wrk` for the bench, with apt.
 
 curl: ## Install `curl` for the commands in the documentation, with apt.
 	$(call from_apt,curl,curl,install it and put it on PATH)
+
+chromium: ## Install Chromium for the tests of pages, with apt.
+	$(call from_apt,chromium,chromium,install it and put it on PATH or run pytest tests/clients)
 
 peer: model etcd ## Install NVIDIA Dynamo into the user's cache folder, for the comparison.
 	bench/peer/dynamo.sh install "$$($(BIN)/python -c 'from services.models.download import SMOLLM2; print(SMOLLM2.path)')"

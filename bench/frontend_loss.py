@@ -14,7 +14,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,7 @@ ITL_MS = 20
 KILL_AFTER = 60
 """Tokens of the slowest client at which the frontend is killed."""
 TRIES_MAX = 10
+WIRES = ("sse", "grpc")
 
 
 @dataclass
@@ -212,8 +213,38 @@ async def engine_counts(workers: Sequence[Process]) -> tuple[float, float]:
     return prefill, generated
 
 
-async def run(plane: Plane, streams: int, wires: Sequence[str]) -> bool:
-    """Measure, print the counts, and return whether everything was right."""
+@dataclass(frozen=True)
+class Loss:
+    """What the clients of the frontend that was killed have noticed, and what the engines have computed twice.
+
+    `gaps_ms`: quantiles of the longest gap of each answer. `calm_gaps_ms`: the same of the undisturbed run.
+    """
+
+    streams: int
+    resumed: int
+    complete: int
+    equal: int
+    prompt_tokens_twice: float
+    tokens_twice: float
+    gaps_ms: Mapping[str, float]
+    calm_gaps_ms: Mapping[str, float]
+
+    @property
+    def is_right(self) -> bool:
+        return self.complete == self.equal == self.streams and not (self.prompt_tokens_twice or self.tokens_twice)
+
+    def __str__(self) -> str:
+        both = (self.gaps_ms, self.calm_gaps_ms)
+        shown = [", ".join(f"{name} {gap_ms} ms" for name, gap_ms in one.items()) for one in both]
+        return (
+            f"streams {self.streams}, resumed {self.resumed}, complete {self.complete}, equal {self.equal}, "
+            f"computed twice: {self.prompt_tokens_twice:g} prompt tokens and {self.tokens_twice:g} tokens, "
+            f"longest gap of an answer {shown[0]} (undisturbed {shown[1]})"
+        )
+
+
+async def measure(plane: Plane, streams: int, wires: Sequence[str]) -> Loss:
+    """Run the clients undisturbed, then again with the loss of their frontend."""
     first, second = plane.frontend, await asyncio.to_thread(plane.start_frontend)
     options = (f"--mocker-itl-ms={ITL_MS}", "--metrics-port=0", "--engine-request-limit=512")
     workers = await run_together(plane.worker(*options) for _ in range(2))
@@ -227,32 +258,31 @@ async def run(plane: Plane, streams: int, wires: Sequence[str]) -> bool:
         first.kill()
         await asyncio.wait(tasks)
     after = await engine_counts(workers)
-    complete = sum(client.is_complete for client in kept)
-    equal = sum(mine.answer.content == other.answer.content for mine, other in zip(kept, undisturbed, strict=True))
-    resumed = sum(client.answer.resumes > 0 for client in kept)
-    twice = [late - 2 * early for late, early in zip(after, before, strict=True)]
-    gaps = quantiles_ms([client.answer.gap_s for client in kept])
-    calm = quantiles_ms([client.answer.gap_s for client in undisturbed])
-    shown = [", ".join(f"{name} {gap_ms} ms" for name, gap_ms in one.items()) for one in (gaps, calm)]
-    print(
-        f"streams {len(kept)}, resumed {resumed}, complete {complete}, equal {equal}, "
-        f"computed twice: {twice[0]:g} prompt tokens and {twice[1]:g} tokens, "
-        f"longest gap of an answer {shown[0]} (undisturbed {shown[1]})"
+    prompt_tokens_twice, tokens_twice = [late - 2 * early for late, early in zip(after, before, strict=True)]
+    return Loss(
+        streams=len(kept),
+        resumed=sum(client.answer.resumes > 0 for client in kept),
+        complete=sum(client.is_complete for client in kept),
+        equal=sum(mine.answer.content == other.answer.content for mine, other in zip(kept, undisturbed, strict=True)),
+        prompt_tokens_twice=prompt_tokens_twice,
+        tokens_twice=tokens_twice,
+        gaps_ms=quantiles_ms([client.answer.gap_s for client in kept]),
+        calm_gaps_ms=quantiles_ms([client.answer.gap_s for client in undisturbed]),
     )
-    return complete == equal == len(kept) and not any(twice)
 
 
 @click.command(help="Kill a frontend under kept streams, and measure what clients notice.")
 @click.option("--streams", type=click.IntRange(1), default=100, show_default=True, help="Clients of each wire.")
-@click.option("--wires", default="sse,grpc", show_default=True, help="What the clients speak.")
+@click.option("--wires", default=",".join(WIRES), show_default=True, help="What the clients speak.")
 def main(streams: int, wires: str) -> None:
     with ForkServer() as fork_server, tempfile.TemporaryDirectory() as folder:
         plane = Plane(fork_server, Path(folder))
         try:
-            is_right = asyncio.run(run(plane, streams, wires.split(",")))
+            loss = asyncio.run(measure(plane, streams, wires.split(",")))
         finally:
             plane.close()
-    sys.exit(0 if is_right else 1)
+    click.echo(str(loss))
+    sys.exit(0 if loss.is_right else 1)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from bench.clients.wrk import Load, wire_bytes_per_event
 from bench.comparison.grpc_figures import STREAMS_MAX as GRPC_STREAMS_MAX
 from bench.comparison.grpc_figures import grpc_figures
 from bench.comparison.http_figures import probed, steady
-from bench.comparison.rounds import ECHO, MACHINE, OURS, PEER, Figures, Round
+from bench.comparison.kept_figures import frontend_loss_figures, kept_figures
+from bench.comparison.rounds import ECHO, KEPT, MACHINE, NOT_KEPT, OURS, PEER, Figures, Round
 from bench.comparison.systems import ITL_MS, SYSTEMS
 from bench.comparison.worker_loss import SIGNALS, measure_worker_loss
 from bench.floor.bare_engine import engine_us
@@ -21,6 +22,7 @@ from bench.measure.errors import BenchError
 from bench.measure.process_usage import memory_kib
 
 SATURATED_ITL_MS = 1.0
+KEPT_LOADS, KEPT_STREAMS_MAX = 2, 256
 
 Add = Callable[[object, Figures], None]
 """Takes the figures of one row."""
@@ -43,6 +45,11 @@ class Plan:
     def grpc_loads(self) -> list[Load]:
         return [load for load in self.loads if load.streams <= GRPC_STREAMS_MAX]
 
+    @property
+    def kept_loads(self) -> list[Load]:
+        """What is also measured with streams that can be resumed."""
+        return [load for load in self.loads if load.streams <= KEPT_STREAMS_MAX][-KEPT_LOADS:]
+
 
 @dataclass
 class Comparison:
@@ -62,6 +69,8 @@ class Comparison:
         for part, run in (("http", self._http), ("saturated", self._saturated), ("losses", self._worker_loss)):
             for name in systems:
                 self.measure_part(part, name, partial(run, name))
+        self.measure_part("kept", KEPT, self._kept)
+        self.measure_part("frontend", OURS, self._frontend_loss)
         self.measure_part("floor", MACHINE, self._floor)
         self.measure_part("grpc", OURS, self._grpc)
         self.measure_part("grpc", ECHO, self._grpc_echo)
@@ -110,6 +119,17 @@ class Comparison:
             for streams in self.plan.lost:
                 with SYSTEMS[name](ITL_MS) as running:
                     add(f"{signal.name}, {streams}", measure_worker_loss(running, signal, streams, self.plan.tokens))
+
+    def _kept(self, add: Add) -> None:
+        with SYSTEMS[OURS](ITL_MS) as running:
+            for load in self.plan.kept_loads:
+                kept, plain = kept_figures(running, load.streams, load.tokens)
+                add(load.streams, kept)
+                self.rounds[-1].add("kept", load.streams, NOT_KEPT, plain)
+
+    def _frontend_loss(self, add: Add) -> None:
+        for streams in self.plan.lost[:1]:
+            add(streams, frontend_loss_figures(streams))
 
     def _grpc(self, add: Add) -> None:
         with SYSTEMS[OURS](ITL_MS) as running:

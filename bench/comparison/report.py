@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.comparison.rounds import ECHO, MACHINE, OURS, PEER, Round, ratios, rows, spread, values
+from bench.comparison.rounds import ECHO, KEPT, MACHINE, NOT_KEPT, OURS, PEER, Round, ratios, rows, spread, values
 
 MISSING = "—"
 
@@ -103,6 +103,41 @@ PARTS = (
             "complete": "streams complete",
             "text_equal": "streams with the correct text",
             "usage_right": "streams with the correct usage",
+        },
+    ),
+    Part(
+        "kept",
+        "Streams that can be resumed",
+        "The same streams of Unbroken with and without `x-on-disconnect: continue`, in turn. Each has an id in every "
+        "event, and its worker keeps a record of it. All streams begin and end at once, and one client reads them.",
+        "streams",
+        (KEPT, NOT_KEPT),
+        {
+            "cpu_us_per_token": "frontend CPU, µs per token",
+            "workers_us_per_token": "both workers' CPU, µs per token",
+            "all_us_per_token": "CPU of all three, µs per token",
+        },
+    ),
+    Part(
+        "frontend",
+        "One of two frontends lost",
+        "The frontend is lost by SIGKILL in the middle of all answers, of which half are read over SSE and half over "
+        "gRPC, by one process. The clients come back to the other frontend at once, with their cursor. Text, finish "
+        "reason, log probabilities and usage are compared with those of an undisturbed run, whose gaps are told too. "
+        "The engines count what they compute.",
+        "streams of each wire",
+        (OURS,),
+        {
+            "gap_ms_p50": "longest gap of a stream p50, ms",
+            "gap_ms_p99": "longest gap of a stream p99, ms",
+            "gap_ms_max": "longest gap of all streams, ms",
+            "calm_gap_ms_p99": "the same undisturbed, p99, ms",
+            "streams": "streams",
+            "resumed": "streams resumed",
+            "complete": "streams complete",
+            "equal": "streams with the correct answer",
+            "prompt_tokens_twice": "prompt tokens computed twice",
+            "tokens_twice": "tokens drawn twice",
         },
     ),
     Part(

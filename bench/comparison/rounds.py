@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 OURS, PEER, ECHO, MACHINE = "Unbroken", "Dynamo", "bare grpc.aio", "this machine"
+KEPT, NOT_KEPT = "can be resumed", "cannot"
 
 Figures = Mapping[str, float | None]
 """By name. None: too few values to tell."""

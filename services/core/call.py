@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure
-from services.core.generation.kept import Kept
+from services.core.generation.kept import Copy, Kept
 from services.core.model_card import ModelCard
 
 
@@ -42,16 +42,16 @@ class RoutedSession(Protocol):
 class Attempt:
     """One try of a call on one worker. Through it, the layers below report to the layer that started it.
 
-    `session`: set by `Route`, used by `Transport`. `adopts`: the session's worker has the request already, for another
-    frontend. `has_begun`: whether the engine has the request. `phase`: kept by workers only. A subclass overrides
-    `on_begun` and `on_leaving` to be notified, and `is_needed` if another attempt may take its place.
+    `session`: set by `Route`, used by `Transport`. `adopts`: what the session's worker has of the request already, for
+    another frontend. `has_begun`: whether the engine has the request. `phase`: kept by workers only. A subclass
+    overrides `on_begun` and `on_leaving` to be notified, and `is_needed` if another attempt may take its place.
     """
 
     __slots__ = ("adopts", "has_begun", "phase", "session")
 
     def __init__(self, session: RoutedSession | None = None) -> None:
         self.session = session
-        self.adopts = False
+        self.adopts: Copy | None = None
         self.has_begun = False
         self.phase = Phase.QUEUED
 

@@ -17,6 +17,13 @@ class ClientBounds:
     stall_s_max: float = 30.0
     drain_s_max: float = 30.0
 
+    def drain_s(self, size: int) -> float:
+        """How long a client may take for the last `size` bytes: `drain_s_max` for up to `buffer_bytes_max` bytes.
+
+        More bytes get proportionally more time, so that the least speed of their client is the same.
+        """
+        return self.drain_s_max * max(1.0, size / self.buffer_bytes_max)
+
 
 LOOKS = 4
 """How often a client is looked at in `stall_s_max`. A stall is noticed at most a quarter of that time late.

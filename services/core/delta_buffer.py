@@ -101,17 +101,19 @@ class DeltaBuffer:
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
-    def add(self, delta: Delta) -> None:
-        """Append the next delta of its choice. Does not change the delta."""
+    def add(self, delta: Delta) -> int:
+        """Append the next delta of its choice. Does not change the delta. Returns the size that it adds, in bytes."""
         piece = self._last.get(delta.choice)
         assert piece is None or delta.position == piece.end, "a gap between deltas"
         if piece is None or piece.size >= PIECE_BYTES_MAX:
             piece = self._last[delta.choice] = _Piece(delta.choice, delta.position)
             self._pieces.append(piece)
-        self.size += piece.add(delta)
+        added = piece.add(delta)
+        self.size += added
         if delta.usage is not None and piece is not self._pieces[-1]:  # The usage comes with the last delta of all.
             self._pieces.remove(piece)
             self._pieces.append(piece)
+        return added
 
     def pop(self) -> Delta:
         """Remove the oldest piece and return it as one delta."""

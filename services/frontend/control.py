@@ -34,8 +34,8 @@ class FrontendControl(Protocol):
         ...
 
 
-class DetachedRequests(Protocol):
-    """The requests whose clients have left, and which therefore run in no process of any frontend."""
+class KeptAnswers(Protocol):
+    """The answers that are kept at workers, of any frontend or of none."""
 
     async def cancel(self, generation_id: bytes) -> bool:
         """End the request whose answer has this id. Returns whether it ran."""
@@ -45,17 +45,18 @@ class DetachedRequests(Protocol):
 class Canceller:
     """Cancels requests by id, wherever they run."""
 
-    def __init__(self, control: FrontendControl, detached: DetachedRequests) -> None:
+    def __init__(self, control: FrontendControl, kept: KeptAnswers) -> None:
         self._control = control
-        self._detached = detached
+        self._kept = kept
 
     async def cancel(self, request_id: str) -> int:
-        """End every running request with that id; if there is none, the request whose client has left and whose answer
-        has the id. Returns their number. Raises Failure if a process does not answer.
+        """End every request of this frontend with that id; if there is none, that of the kept answer with this id.
+
+        Returns their number. Raises Failure if a process does not answer.
         """
         cancelled = await self._control.cancel(request_id)
         generation_id = None if cancelled else generation_id_of(request_id)
-        return cancelled if generation_id is None else int(await self._detached.cancel(generation_id))
+        return cancelled if generation_id is None else int(await self._kept.cancel(generation_id))
 
 
 class LocalControl:

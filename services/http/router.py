@@ -34,9 +34,9 @@ class Router:
         self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Handler]]] = {}
         self._guards: dict[str, Guard] = {}
 
-    def get(self, path: str, handler: Handler) -> None:
-        """Register a handler of GET. HEAD uses it as well; its response has no body."""
-        self._methods(path).update({"GET": handler, "HEAD": handler})
+    def get(self, path: str, handler: Handler, *, takes_head: bool = True) -> None:
+        """Register a handler of GET. HEAD uses it as well, without the body, unless to answer changes something."""
+        self._methods(path).update({"GET": handler} | ({"HEAD": handler} if takes_head else {}))
 
     def post(self, path: str, handler: Handler) -> None:
         """Register a handler of POST."""

@@ -121,6 +121,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             presentation, generation = await self._finder.find(generation_id)
         except Exception as error:
             failure = error if isinstance(error, Failure) else bug_failure(error, "(resume)")
+            self._on_refused("resume", "", failure)
             _end(context, failure, "")
             return
         call = resumed_call(presentation, generation, cursor, deadline)

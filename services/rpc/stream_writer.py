@@ -15,6 +15,7 @@ from services.core.client_flow import ClientBounds, StallWatch
 from services.core.common_layers import outcome_of
 from services.core.delta_buffer import DeltaBuffer
 from services.core.errors import Failure, Reason
+from services.core.generation.replay import ReplayRoom
 from services.core.generation.wish import GENERATION_ID
 from services.core.interface import Delta, Layer
 from services.core.request import Request
@@ -50,12 +51,12 @@ class StreamWriter:
 
     | the client | what happens |
     | --- | --- |
-    | leaves more than `buffer_bytes_max` unread | the request ends; the client may read the buffer for `drain_s_max` |
+    | leaves more than `buffer_bytes_max` unread | the request ends; the client may read the buffer for `drain_s` |
     | reads no message for `stall_s_max` | the request ends, and nothing more is written |
-    | does not read the end within `drain_s_max` | nothing more is written |
+    | does not read the end within `drain_s` | nothing more is written |
 
     Unread bytes are those in the buffer, without the message being written (at most `PIECE_BYTES_MAX`) and the buffers
-    of the server.
+    of the server. What comes from workers' records does not count: see `ReplayRoom`.
     """
 
     def __init__(self, call: Call, context: Context, bounds: ClientBounds, at_once: AtOnce | None = None) -> None:
@@ -73,8 +74,10 @@ class StreamWriter:
         self._group = asyncio.TaskGroup()
         self._written_count = 0
         self._draining = asyncio.timeout(None)
+        self._drain_s = bounds.drain_s_max
         self._watch: StallWatch | None = None
         self._items: KeptItems | None = None
+        self._room: ReplayRoom | None = None
 
     def deliver(self, delta: Delta) -> None:
         if self._items is None:
@@ -97,17 +100,26 @@ class StreamWriter:
             else:
                 context.send_encoded(encoded)
             return
-        self._buffer.add(delta)
+        added = self._buffer.add(delta)
+        if self._room is not None:
+            self._room.add(delta, added)
         self._changed.set()
         if self._writing is None:
             self._begin()
         if self._buffer.size > self._bounds.buffer_bytes_max and self._call.ending.failure is None:
-            self._end(f"the client left more than {self._bounds.buffer_bytes_max} bytes unread")
+            self._on_much_unread()
+
+    def _on_much_unread(self) -> None:
+        bytes_max = self._bounds.buffer_bytes_max + (0 if self._room is None else self._room.size)
+        if self._buffer.size > bytes_max:
+            self._end(f"the client left more than {bytes_max} bytes unread")
 
     async def run(self, pipeline: Layer, request: Request) -> None:
         """Run the request and write its answer. Raises the failure of the pipeline, and SLOW_CLIENT."""
         if (kept := self._call.kept) is not None:
             self._items = KeptItems(kept, request)
+            if kept.generation.is_resumed:
+                self._room = ReplayRoom(kept.generation.record_ends)
             if kept.cursor is None:  # With one, the answer may still be refused.
                 kept.generation.on_begun = self._begin_early
         try:
@@ -158,11 +170,11 @@ class StreamWriter:
         return self._watch is not None and self._watch.has_stalled
 
     def _close(self) -> None:
-        """No more tokens come. The client has `drain_s_max` to read the rest, or no time if it has stalled."""
+        """No more tokens come. The client has a bounded time to read the rest, or no time if it has stalled."""
         self._is_closed = True
         self._changed.set()
-        left_s = 0.0 if self._has_stalled else self._bounds.drain_s_max
-        self._draining.reschedule(asyncio.get_running_loop().time() + left_s)
+        self._drain_s = 0.0 if self._has_stalled else self._bounds.drain_s(self._buffer.size)
+        self._draining.reschedule(asyncio.get_running_loop().time() + self._drain_s)
 
     async def _write_all(self) -> None:
         # The head is sent alone: as part of a message that the client does not read it would hold up the status.
@@ -176,7 +188,7 @@ class StreamWriter:
         self._has_head = True
         if (kept := self._call.kept) is None:
             return ()
-        kept.generation.is_told = True
+        kept.generation.is_told = True  # Before it is sent: the client may have it, and leave, while this waits.
         return ((GENERATION_ID.lower(), kept.generation.name),)
 
     def _message(self, delta: Delta) -> inference_pb2.GenerateResponse:
@@ -213,7 +225,7 @@ class StreamWriter:
     def _slow_detail(self) -> str:
         if self._has_stalled:
             return f"the client has read nothing for {self._bounds.stall_s_max:g} s"
-        return f"the client did not read the end of the answer within {self._bounds.drain_s_max:g} s"
+        return f"the client did not read the end of the answer within {self._drain_s:g} s"
 
     def _end(self, why: str) -> None:
         self._call.ending.fail(Failure(Reason.SLOW_CLIENT, why), Cause.SLOW_CLIENT)

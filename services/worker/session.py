@@ -23,10 +23,11 @@ from services.core.validation import CHOICES_MAX, COUNT_MAX
 from services.rpc.codec import request_from_wire, seconds_from_wire
 from services.rpc.framing import FrameConnection
 from services.rpc.inference_service import request_id_of
-from services.stubs import inference_pb2, worker_pb2
+from services.stubs import worker_pb2
 from services.worker.counters import Counters
 from services.worker.execute import ATTACH
-from services.worker.generations.owned import OwnedStreams
+from services.worker.generations.generation import Spec
+from services.worker.generations.owned import OwnedStreams, spec_of
 from services.worker.generations.store import DetachConfig, GenerationStore
 from services.worker.outbox import Outbox
 
@@ -238,10 +239,10 @@ class FrontendSession:
         if submit.HasField("timeout"):
             deadline = self._loop.time() + seconds_from_wire(submit.timeout)
         self._owes_load = True
-        request, request_id = _read(asked), asked.request_id
-        if submit.HasField("generation"):
+        request_id, (request, spec) = asked.request_id, _read(submit, count)
+        if spec is not None and isinstance(request, Request):
             call = Call(request_id=request_id_of(request_id), deadline=deadline)
-            self._owned.submit(submit, request, call, count)
+            self._owned.submit(first_id, spec, request, call, count)
             return
         choice_group = ChoiceGroup(count, first_choice) if count > 1 else None
         for number in range(count):
@@ -333,9 +334,10 @@ class FrontendSession:
             self._owes_load = has_requests or self._outbox.has_ends
 
 
-def _read(message: inference_pb2.GenerateRequest) -> Request | Failure:
-    """The request, or the failure that says why it cannot be honoured."""
+def _read(submit: worker_pb2.Submit, count: int) -> tuple[Request | Failure, Spec | None]:
+    """The request, or the failure that says why it cannot be honoured; and its generation, if it has one."""
     try:
-        return request_from_wire(message)
+        request = request_from_wire(submit.request)
+        return request, spec_of(submit.generation, request, count) if submit.HasField("generation") else None
     except Failure as failure:
-        return failure
+        return failure, None

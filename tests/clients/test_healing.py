@@ -5,7 +5,7 @@ the second one began at the first frontend, and `begun` when this frontend is to
 """
 
 import asyncio
-import json
+import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,8 +13,10 @@ import pytest
 
 from tests.clients.conftest import need
 from tests.clients.support.cluster import Cluster
-from tests.clients.support.programs import running
+from tests.clients.support.programs import steps
 from tests.clients.support.toolchains import HEALING, Client
+from tests.integration.harness.clients.answers import Refused
+from tests.integration.harness.clients.returning import ReturningClient
 from tests.integration.harness.metrics import read_metrics
 from tests.integration.harness.plane.processes import Frontend
 from tests.integration.harness.waiting import until
@@ -39,8 +41,8 @@ def test_answer_survives_the_kill_of_its_frontend(cluster: Cluster, sdk: Client,
 
     async def test() -> tuple[dict[str, Any], float]:
         await cluster.fill()
-        before = await generated(cluster)
-        return await answers(cluster, sdk, step, kill), await generated(cluster) - before
+        before = await cluster.generated()
+        return await answers(cluster, sdk, step, kill), await cluster.generated() - before
 
     reported, computed = asyncio.run(test())
 
@@ -68,6 +70,18 @@ def test_stream_with_token_ids_survives_the_kill_of_its_frontend_and_of_all_work
 
 
 @pytest.mark.parametrize("sdk", HEALING, ids=lambda sdk: sdk.name)
+def test_stream_goes_on_elsewhere_when_its_frontend_is_frozen(cluster: Cluster, sdk: Client) -> None:
+    need(sdk.missing)
+
+    async def freeze(first: Frontend) -> None:
+        first.signal(signal.SIGSTOP)
+
+    reported = asyncio.run(answers(cluster, sdk, "frozen", freeze))
+
+    assert reported["healed"] == reported["undisturbed"]
+
+
+@pytest.mark.parametrize("sdk", HEALING, ids=lambda sdk: sdk.name)
 def test_stream_that_its_program_leaves_is_cancelled(cluster: Cluster, sdk: Client) -> None:
     need(sdk.missing)
 
@@ -75,32 +89,22 @@ def test_stream_that_its_program_leaves_is_cancelled(cluster: Cluster, sdk: Clie
         raise AssertionError("nothing is killed")
 
     async def test() -> None:
-        assert "left" in await answers(cluster, sdk, "left", kill)
-        left = cluster.plane.frontend.events_until_now("request")[-1]
-        assert (left["outcome"], left["cause"]) == ("CANCELLED", "explicit")
+        left = (await answers(cluster, sdk, "left", kill))["left"]
+        await ReturningClient({}, generation_id=left["id"]).come_back(cluster.plane.frontend)
 
-    asyncio.run(test())
+    with pytest.raises(Refused) as refused:
+        asyncio.run(test())
+    assert refused.value.reason == "STREAM_NOT_FOUND", "the answer is not kept for a client that comes back"
 
 
 async def answers(cluster: Cluster, sdk: Client, step: str, kill: Nemesis) -> dict[str, Any]:
     """Run the program; return what it reports. `kill` is called with the first frontend at `begun`."""
     first = await cluster.another_frontend()
-    reported = {}
-    async with running([*sdk.command(), step, first.http, cluster.plane.frontend.http]) as process:
-        assert process.stdout is not None
-        while line := await process.stdout.readline():
-            told = json.loads(line)
-            reported[told.pop("step")] = told
-            if "begun" in reported and first.status() is None:
-                await kill(first)
-        assert await process.wait() == 0
+    command = [*sdk.command(), step, first.http, cluster.plane.frontend.http]
+    reported = await steps(command, lambda: kill(first))
     first.kill()
     return reported
 
 
 async def is_running(cluster: Cluster) -> bool:
     return any([(await read_metrics(worker)).running for worker in cluster.workers])
-
-
-async def generated(cluster: Cluster) -> float:
-    return sum([(await read_metrics(worker)).generated_tokens for worker in cluster.workers])

@@ -17,8 +17,8 @@ PAGES = [README, DESIGN, *DOCS]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`([^`]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-SHOWN = {"mermaid", "python", "text"}
-"""Languages of blocks that are read rather than run, but for `python`, which is a program."""
+SHOWN = {"js", "mermaid", "python", "text"}
+"""Languages of blocks that are read rather than run, but for `python` and `js`, which are programs."""
 PROGRAMS = (
     ".",
     "buf",

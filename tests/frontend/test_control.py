@@ -1,4 +1,4 @@
-"""LocalControl acts on this process, and Canceller also on requests whose clients have left."""
+"""LocalControl acts on this process, and Canceller also on kept answers of other frontends."""
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -40,8 +40,8 @@ def test_set_thresholds_changes_only_the_given_ones() -> None:
     assert thresholds.of("m") == Thresholds(active_decode_blocks=0.5, active_prefill_tokens=7)
 
 
-class Detached:
-    """One request whose client has left."""
+class Kept:
+    """One kept answer, which runs elsewhere."""
 
     def __init__(self) -> None:
         self.asked: list[bytes] = []
@@ -51,24 +51,24 @@ class Detached:
         return len(self.asked) == 1
 
 
-def test_request_that_runs_nowhere_is_cancelled_by_the_id_of_its_answer() -> None:
-    detached, control = Detached(), alone()
-    canceller = Canceller(control, detached)
+def test_request_that_does_not_run_here_is_cancelled_by_the_id_of_its_answer() -> None:
+    kept, control = Kept(), alone()
+    canceller = Canceller(control, kept)
 
     async def scenario() -> list[int]:
         return [await canceller.cancel(f"chatcmpl-{ID}"), await canceller.cancel(ID)]
 
     assert run_async(scenario()) == [1, 0]
-    assert detached.asked == [bytes.fromhex(ID)] * 2
+    assert kept.asked == [bytes.fromhex(ID)] * 2
 
 
 def test_workers_are_not_asked_for_requests_that_run_here_or_whose_ids_no_answer_has() -> None:
-    detached, gate = Detached(), Gate()
-    canceller = Canceller(alone(gate=gate), detached)
+    kept, gate = Kept(), Gate()
+    canceller = Canceller(alone(gate=gate), kept)
 
     async def scenario() -> list[int]:
         gate.enter(Call(request_id=ID))
         return [await canceller.cancel(ID), await canceller.cancel("another")]
 
     assert run_async(scenario()) == [1, 0]
-    assert detached.asked == []
+    assert kept.asked == []

@@ -68,6 +68,14 @@ def test_error_of_a_wrong_method_lists_the_methods_of_the_path(routes: Router) -
     assert caught.value.allowed == ("GET", "HEAD", "POST")
 
 
+def test_head_is_refused_where_an_answer_changes_something(routes: Router) -> None:
+    routes.get("/streams", one, takes_head=False)
+
+    assert routes.find(request("GET", "/streams")) is one
+    with pytest.raises(NoRoute, match="/streams does not take HEAD: use GET"):
+        routes.find(request("HEAD", "/streams"))
+
+
 @pytest.mark.parametrize("path", ["/", "/models/", "/requests//cancel", "/nowhere"])
 def test_error_of_an_unknown_path_lists_all_routes(routes: Router, path: str) -> None:
     with pytest.raises(NoRoute, match=f"there is no GET {path} here") as caught:

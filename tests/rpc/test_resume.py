@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from services.core.call import Call, Cause
+from services.core.client_flow import ClientBounds
 from services.core.errors import Failure, Reason
 from services.core.generation.cursor import CursorWriter, parse_cursor
 from services.core.generation.kept import Generation
@@ -16,7 +17,7 @@ from services.core.generation.presentation import Presentation
 from services.core.generation.wish import KeepConfig
 from services.core.interface import Delta, Finish, Sink, Usage
 from services.core.request import FinishReason, Request
-from services.rpc.inference_service import InferenceService
+from services.rpc.inference_service import DEFAULT_BOUNDS, InferenceService
 from services.stubs import inference_pb2
 from tests.support.doubles import run_async
 from tests.support.inference import (
@@ -37,6 +38,10 @@ CONTINUE = (("x-on-disconnect", "continue"),)
 KEPT = KeepConfig(on_disconnect="continue", grace_s=20)
 
 
+MORE_THAN_A_WINDOW = 12_000_000
+"""Bytes. Our own server keeps some of them for its client: it sends what the window allows at once."""
+
+
 class Played:
     """A pipeline that delivers these deltas, with the usage at the end."""
 
@@ -50,6 +55,17 @@ class Played:
             sink.deliver(delta)
         await asyncio.sleep(0)
         return ANSWER
+
+
+class Flood(Played):
+    """A pipeline that delivers all of it before a client can read, then its end; and notices when it is to end."""
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        finish = await super().__call__(request, call, sink)
+        if call.ending.failure is not None:
+            raise call.ending.failure
+        sink.deliver(end(len(self._deltas), usage=finish.usage))
+        return finish
 
 
 class OneAnswer:
@@ -103,9 +119,15 @@ def generate(pipeline: Any, keep: KeepConfig | None = None, metadata: Any = CONT
     return run_async(scenario())
 
 
-def resume(pipeline: Any, finder: OneAnswer | None, generation_id: str = ID.hex(), cursor: str = "") -> Any:
+def resume(
+    pipeline: Any,
+    finder: OneAnswer | None,
+    generation_id: str = ID.hex(),
+    cursor: str = "",
+    bounds: ClientBounds = DEFAULT_BOUNDS,
+) -> Any:
     async def scenario() -> Any:
-        async with serving(pipeline, kind=service(finder)) as stub:
+        async with serving(pipeline, bounds, service(finder)) as stub:
             return await read_all(stub.Resume(inference_pb2.ResumeRequest(generation_id=generation_id, cursor=cursor)))
 
     return run_async(scenario())
@@ -276,6 +298,20 @@ def test_resumed_stream_has_what_follows_the_cursor() -> None:
     assert (call.kept.generation, call.kept.cursor) == (finder.generation, parse_cursor("2-" + items_crc([7, 8]), ""))
 
 
+@pytest.mark.parametrize(("end", "is_cut"), [(0, True), (50, True), (100, False)])
+def test_client_may_leave_as_much_more_unread_as_comes_from_the_record(end: int, is_cut: bool) -> None:
+    """A bug: workers send records faster than any client reads, so an answer longer than the bound cut its client."""
+    size = MORE_THAN_A_WINDOW // 100
+    deltas = [Delta(position, [7], "x" * size) for position in range(100)]
+    finder = OneAnswer()
+    finder.generation.is_resumed, finder.generation.record_ends = True, {0: end}
+
+    items, error = resume(Flood(*deltas), finder, bounds=ClientBounds(buffer_bytes_max=MORE_THAN_A_WINDOW // 6))
+
+    assert (error_info(error).reason if is_cut else error) == ("SLOW_CLIENT" if is_cut else None)
+    assert is_cut or sum(len(item.delta.text) for item in items) == MORE_THAN_A_WINDOW
+
+
 def items_crc(token_ids: Sequence[int]) -> str:
     return cursor_of((token_ids, False)).rpartition("-")[2]
 
@@ -344,7 +380,7 @@ def test_cursor_that_does_not_fit_is_refused_before_anything_is_sent(
         ({"cursor": "1" * 100_000}, "cursor"),
     ],
 )
-def test_id_or_cursor_without_the_form_of_one_is_refused_by_name(fields: dict[str, str], param: str) -> None:
+def test_id_or_cursor_without_the_form_of_one_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     finder = OneAnswer()
 
     _, error = resume(Played(), finder, **fields)
@@ -365,6 +401,19 @@ def test_answer_that_cannot_be_found_ends_the_rpc_with_the_reason(reason: Reason
     _, error = resume(Played(), OneAnswer(Failure(reason, "gone")))
 
     assert (error.code(), error_info(error).reason) == (code, reason)
+
+
+def test_answer_that_cannot_be_found_is_reported_once() -> None:
+    gone, refused = Failure(Reason.STREAM_EXPIRED, "gone"), []
+    kind = partial(InferenceService, on_refused=lambda *given: refused.append(given), finder=OneAnswer(gone))
+
+    async def scenario() -> None:
+        async with serving(Played(), kind=kind) as stub:
+            await read_all(stub.Resume(inference_pb2.ResumeRequest(generation_id=ID.hex())))
+
+    run_async(scenario())
+
+    assert refused == [("resume", "", gone)]
 
 
 def test_worker_that_is_called_directly_has_no_answers_to_resume() -> None:

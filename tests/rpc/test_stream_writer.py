@@ -10,10 +10,12 @@ from services.core.client_flow import ClientBounds
 from services.core.common_layers import Guard
 from services.core.delta_buffer import PIECE_BYTES_MAX, TOKEN_BYTES
 from services.core.errors import Failure, Reason
+from services.core.generation.kept import Kept
 from services.core.interface import Delta, Finish, Layer, Sink
 from services.core.request import Request
 from services.rpc.inference_service import InferenceService
-from tests.support.doubles import run_async
+from services.rpc.stream_writer import StreamWriter
+from tests.support.doubles import make_kept, make_request, run_async
 from tests.support.inference import ANSWER, SteppedPipeline, error_info, generate_request, read_all, serving
 
 MORE_THAN_A_WINDOW = 12_000_000
@@ -64,6 +66,23 @@ class Burst:
             raise self._outcome
         assert self._outcome is not None
         return self._outcome
+
+
+class Unread:
+    """The context of a client that has left before the head is sent. Notes whether it counted as told of its answer."""
+
+    has_room = True
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+        self.was_told = False
+
+    def send_head(self, metadata: Any) -> None:
+        self.was_told = self._kept.generation.is_told
+        raise asyncio.CancelledError
+
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        self.send_head(metadata)
 
 
 class Noting(InferenceService):
@@ -231,3 +250,19 @@ def test_client_that_hangs_up_during_a_write_leaves_nothing(caplog: pytest.LogCa
             return [record.message for record in caplog.records if record.name.startswith("grpc")]
 
     assert run_async(scenario()) == []
+
+
+@pytest.mark.parametrize("is_at_once", [True, False], ids=["own server", "grpc.aio"])
+def test_client_counts_as_told_of_its_answer_before_the_id_is_sent(is_at_once: bool) -> None:
+    """A bug: it may have the id and leave while the call waits. Its answer was ended, as one that nobody knows."""
+
+    async def scenario() -> bool:
+        kept = make_kept(is_told=False)
+        client = Unread(kept)
+        context: Any = client
+        writer = StreamWriter(Call(request_id="r", kept=kept), context, ClientBounds(), context if is_at_once else None)
+        with pytest.raises(asyncio.CancelledError):
+            await writer.run(Burst(size=10), make_request())
+        return client.was_told
+
+    assert run_async(scenario())

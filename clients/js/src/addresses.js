@@ -3,10 +3,14 @@ export class Addresses {
   #urls;
   #index = 0;
 
-  /** `baseUrls`: with or without `/v1` at the end. Throws TypeError if there is none. */
+  /**
+   * `baseUrls`: with or without `/v1` at the end. Throws TypeError if there is none, or one is no HTTP URL: a request to
+   * any other server is passed on without protection, so a URL that matches none must not be accepted.
+   */
   constructor(baseUrls) {
     if (!baseUrls.length) throw new TypeError("at least one base URL is needed");
-    this.#urls = baseUrls.map((url) => new URL(url).href.replace(/\/+$/, "").replace(/(\/v1)?\/*$/, ""));
+    if (typeof baseUrls === "string") throw new TypeError(`base URLs are a list, such as ["${baseUrls}"]`);
+    this.#urls = baseUrls.map((url) => checked(url).replace(/\/+$/, "").replace(/(\/v1)?\/*$/, ""));
   }
 
   get count() {
@@ -28,4 +32,9 @@ export class Addresses {
     const base = this.#urls.find((one) => url.startsWith(`${one}/`));
     return base === undefined ? undefined : url.slice(base.length);
   }
+}
+
+function checked(given) {
+  if (/^https?:/i.test(given)) return new URL(given).href;
+  throw new TypeError(`"${given}" is no base URL, such as http://127.0.0.1:8000`);
 }

@@ -38,6 +38,8 @@ const randomId = () =>
 
 /** One request of the user, from its first attempt to the end of its answer. */
 export class Exchange {
+  /** After how long without a byte the server is lost; undefined: never. */
+  silenceMsMax;
   hasStream = false;
   isComplete = false;
   #method;
@@ -73,6 +75,7 @@ export class Exchange {
     const timeoutMs = durationMs(this.#headers.get(REQUEST_TIMEOUT));
     this.#isDeadlineTold = timeoutMs !== undefined;
     this.#retries = new Retries(policy, timeoutMs);
+    if (this.#isStreamed) this.silenceMsMax = policy?.silenceMsMax;
   }
 
   #prepare(body) {
@@ -110,7 +113,10 @@ export class Exchange {
     if (!this.#isCancelledByLeaving || this.#generationId === undefined || this.isComplete) return undefined;
     const authorization = this.#headers.get("authorization");
     const headers = new Headers(authorization === null ? {} : { authorization });
-    return { url: `${this.#address}/v1/requests/${this.#headers.get(REQUEST_ID)}/cancel`, method: "POST", headers };
+    // A name is known to one server, the id of the answer to all: a balancer may send the cancel anywhere.
+    const given = this.#headers.get(REQUEST_ID);
+    const name = isRandomId(given) ? given : this.#generationId;
+    return { url: `${this.#address}/v1/requests/${name}/cancel`, method: "POST", headers };
   }
 
   // What came of them. Each function returns how long to pause before the next request.

@@ -10,6 +10,8 @@ export interface RetryPolicy {
   deadlineMs?: number;
   /** How much of its deadline a request may spend asleep. Default: 0.4. */
   sleepShareMax?: number;
+  /** After how long without a byte the server of a stream counts as lost. Default: never. */
+  silenceMsMax?: number;
 }
 
 export interface Options {

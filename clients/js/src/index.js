@@ -29,7 +29,11 @@ class Conversation {
   #signal;
   #exchange;
   #reader;
-  #onAbort = () => void this.#cancel();
+  #attempt = new AbortController();
+  #onAbort = () => {
+    this.#attempt.abort(this.#signal.reason);
+    void this.#cancel();
+  };
 
   constructor(fetch, init, signal, exchange) {
     this.#fetch = fetch;
@@ -63,7 +67,9 @@ class Conversation {
       const { url, ...sent } = this.#exchange.nextRequest();
       let response, text, pauseMs;
       try {
-        response = await this.#fetch(url, { ...this.#init, ...sent, signal: this.#signal });
+        this.#signal.throwIfAborted();
+        this.#attempt = new AbortController();
+        response = await this.#heard(this.#fetch(url, { ...this.#init, ...sent, signal: this.#attempt.signal }));
         if (this.#exchange.beginsStream(response)) return response;
         text = await response.text();
       } catch (error) {
@@ -82,6 +88,26 @@ class Conversation {
     }
   }
 
+  /** Waits for the server of a stream. Ends the attempt if it is silent for too long: it may be frozen. */
+  async #heard(waiting) {
+    const { silenceMsMax } = this.#exchange;
+    if (silenceMsMax === undefined) return waiting;
+    const attempt = this.#attempt;
+    let timer;
+    const silence = new Promise((_, reject) => {
+      timer = setTimeout(() => {
+        const error = new TypeError(`the server has been silent for ${silenceMsMax} ms`);
+        attempt.abort(error);
+        reject(error);
+      }, silenceMsMax);
+    });
+    try {
+      return await Promise.race([waiting, silence]);
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+
   /** The events of an answer, from as many responses as it takes. */
   async *#events() {
     const exchange = this.#exchange;
@@ -89,7 +115,7 @@ class Conversation {
       let error;
       try {
         for (let piece; !exchange.isComplete && !exchange.isBroken; ) {
-          piece = await this.#reader.read();
+          piece = await this.#heard(this.#reader.read());
           if (piece.done) break;
           const events = exchange.feed(piece.value);
           if (events) yield events;

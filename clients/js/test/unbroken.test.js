@@ -64,8 +64,8 @@ function planeOf(...takes) {
   return plane;
 }
 
-function ask(plane, { body = CHAT, headers = {}, signal } = {}) {
-  const fetch = unbrokenFetch(URLS, { fetch: plane.fetch, policy: { baseMs: 0 } });
+function ask(plane, { body = CHAT, headers = {}, signal, policy = {} } = {}) {
+  const fetch = unbrokenFetch(URLS, { fetch: plane.fetch, policy: { baseMs: 0, ...policy } });
   const named = { "x-request-id": ID, ...headers };
   return fetch(URLS[0] + PATH, { method: "POST", body: JSON.stringify(body), headers: named, signal });
 }
@@ -105,6 +105,26 @@ test("usage comes once if the end of the stream is lost", async () => {
   const usage = 'data: {"choices": [], "usage": {}}\n\n';
   const last = event("a", "1e-0");
   assert.equal(await textOf(planeOf(stream([last + usage, cut()]), stream([usage + DONE]))), last + usage + DONE);
+});
+
+test("the server of a stream that is silent for too long is left", async () => {
+  const silent = new Response(
+    new ReadableStream({
+      start: (controller) => controller.enqueue(new TextEncoder().encode(event("a", "1-0"))),
+      pull: () => new Promise(() => {}),
+    }),
+    { headers: KEPT },
+  );
+  const plane = planeOf(silent, stream([event("b", "2-0"), DONE]));
+  assert.equal(await textOf(plane, { policy: { silenceMsMax: 20 } }), event("a", "1-0") + event("b", "2-0") + DONE);
+  assert.deepEqual(plane.asked(), [SEND_1, RESUME_2]);
+  assert.ok(plane.requests[0].signal.aborted);
+});
+
+test("a server that does not begin a stream is left", async () => {
+  const plane = planeOf(new Promise(() => {}), stream([event("a", "1-0"), DONE]));
+  assert.equal(await textOf(plane, { policy: { silenceMsMax: 20 } }), event("a", "1-0") + DONE);
+  assert.deepEqual(plane.asked(), [SEND_1, RESUME_2]);
 });
 
 test("a stream that breaks again goes on again", async () => {
@@ -235,6 +255,20 @@ test("a user who leaves ends the answer", async () => {
     else controller.abort();
     await new Promise(setImmediate);
     assert.deepEqual(plane.cancels, [`/v1/requests/${ID}/cancel`]);
+  }
+});
+
+test("a user who leaves ends the answer by its own id if the name that the user chose cannot be one", async () => {
+  const plane = planeOf(stream([event("a", "1-0"), event("b", "2-0"), DONE]));
+  const reader = (await ask(plane, { headers: { "x-request-id": "mine" } })).body.getReader();
+  await reader.read();
+  await reader.cancel();
+  assert.deepEqual(plane.cancels, [`/v1/requests/${ID}/cancel`]);
+});
+
+test("base URLs that no request could match are refused", () => {
+  for (const urls of [[], "http://first:8000", ["first:8000"], ["127.0.0.1:8000"], ["http://first:8000", "second"]]) {
+    assert.throws(() => unbrokenFetch(urls), /base URL/);
   }
 });
 

@@ -20,6 +20,8 @@ from services.core.validation import ANSWERS_MAX
 
 CURSOR_FORM = r"([0-9]{1,10}e?(?:\.[0-9]{1,10}e?)*)-([0-9a-f]{8})"
 CURSOR_CHARACTERS_MAX = 12 * ANSWERS_MAX + 9
+DONE_ID = "done"
+"""Over HTTP, stands in for the cursor of a client to which the answer is over: there is nothing to come back for."""
 
 
 class Cursor(NamedTuple):

@@ -10,6 +10,7 @@ from services.core.errors import Failure, Reason
 from services.core.generation.cursor import Cursor
 from services.core.generation.kept import Generation, Kept
 from services.core.request import Request
+from services.core.validation import ANSWERS_MAX
 
 PRESENTATION_BYTES_MAX = 1024 * 1024
 """The largest size of a presentation, times the prompts of its request: each prompt's submit has all of it."""
@@ -51,10 +52,27 @@ def encode_presentation(request: Request, call: Call, form: bytes) -> bytes:
 def decode_presentation(encoded: bytes) -> Presentation:
     """Decode a presentation. Raises PROTOCOL_VIOLATION if it is that of another version."""
     try:
-        return _decode(encoded)
+        presentation: Presentation = _decode(encoded)
     except msgspec.MsgspecError as error:
-        detail = "the answer was begun by a frontend of another version, and cannot be resumed by this one"
-        raise Failure(Reason.PROTOCOL_VIOLATION, detail) from error
+        raise other_version() from error
+    if not _is_prepared(presentation.request):
+        raise Failure(Reason.PROTOCOL_VIOLATION, "the worker has no request that a frontend has prepared")
+    return presentation
+
+
+def _is_prepared(request: Request) -> bool:
+    """Whether the request is one below `Preprocess`."""
+    prompts = request.parts or (request,)
+    return 0 < request.n * len(prompts) <= ANSWERS_MAX and all(
+        one.token_ids is not None and one.stop.max_tokens is not None and len(one.generated_choices) in (0, request.n)
+        for one in prompts
+    )
+
+
+def other_version() -> Failure:
+    """The failure of a resume whose presentation or form cannot be read."""
+    detail = "the answer was begun by a frontend of another version, and cannot be resumed by this one"
+    return Failure(Reason.PROTOCOL_VIOLATION, detail)
 
 
 class Finder(Protocol):

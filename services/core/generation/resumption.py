@@ -13,6 +13,15 @@ def bases_of(request: Request) -> Sequence[int]:
     return [len(part.generated_of(choice)) for part in request.parts or (request,) for choice in range(request.n)]
 
 
+def room_of(request: Request) -> Sequence[int]:
+    """How many tokens each choice may have after these."""
+    return [
+        part.max_tokens - len(part.generated_of(choice))
+        for part in request.parts or (request,)
+        for choice in range(request.n)
+    ]
+
+
 class Resumption:
     """Passes on the deltas that a client does not have, once its cursor has been checked against those that it has.
 

@@ -1,7 +1,7 @@
 """What a client wants to become of its request when it leaves, by its headers or metadata."""
 
 import re
-import uuid
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -43,7 +43,7 @@ def kept_of(headers: Mapping[str, str], request_id: str, config: KeepConfig, *, 
     given = _random_bytes(request_id)
     is_told = given is not None and is_id_given
     grace_s = config.grace_s if grace_s is None else grace_s
-    return Kept(generation=Generation(given or uuid.uuid4().bytes, grace_s, is_told=is_told))
+    return Kept(generation=Generation(given or secrets.token_bytes(16), grace_s, is_told=is_told))
 
 
 def parse_generation_id(given: str, param: str) -> bytes:
@@ -60,4 +60,4 @@ def generation_id_of(given: str) -> bytes | None:
 
 def _random_bytes(given: str) -> bytes | None:
     """The 128 bits of a RANDOM_ID; None if it is none."""
-    return uuid.UUID(given).bytes if RANDOM_ID.fullmatch(given) else None
+    return bytes.fromhex(given.replace("-", "")) if RANDOM_ID.fullmatch(given) else None

@@ -40,7 +40,7 @@ def build_app(
     routes.get("/v1/models/{model}", endpoints.model)
     routes.post("/v1/completions", partial(endpoints.serve, "completions", completion, CompletionAnswer))
     routes.post("/v1/chat/completions", partial(endpoints.serve, "chat_completions", chat, ChatAnswer))
-    routes.get("/v1/streams/{generation_id}", endpoints.resume)
+    routes.get("/v1/streams/{generation_id}", endpoints.resume, takes_head=False)  # It would take the answer over.
     routes.post("/v1/requests/{request_id}/cancel", endpoints.cancel)
     HealthRoutes(served, control).add_to(routes)
     if admin is not None:

@@ -11,12 +11,13 @@ from typing import Any
 
 from services.core.call import Call
 from services.core.errors import invalid
-from services.core.generation.cursor import CURSOR_CHARACTERS_MAX, CURSOR_FORM, Cursor, parse_cursor
+from services.core.generation.cursor import CURSOR_CHARACTERS_MAX, CURSOR_FORM, DONE_ID, Cursor, parse_cursor
 from services.core.generation.wish import (
     DETACH_GRACE,
     DETACH_GRACE_S_MAX,
     GENERATION_ID,
     ON_DISCONNECT,
+    generation_id_of,
     kept_of,
     parse_generation_id,
 )
@@ -58,7 +59,7 @@ HEADERS: Mapping[str, Mapping[str, Any]] = {
 }
 """Header → its JSON schema."""
 RESUME_HEADERS: Mapping[str, Mapping[str, Any]] = {
-    LAST_EVENT_ID: {"type": "string", "pattern": f"^{CURSOR_FORM}$", "maxLength": CURSOR_CHARACTERS_MAX},
+    LAST_EVENT_ID: {"type": "string", "pattern": f"^(?:{CURSOR_FORM}|{DONE_ID})$", "maxLength": CURSOR_CHARACTERS_MAX},
     **{name: HEADERS[name] for name in (REQUEST_TIMEOUT, GRPC_TIMEOUT)},
 }
 """The same for answers that are resumed."""
@@ -80,22 +81,38 @@ def call_of(request: HttpRequest, endpoint: str, config: HttpConfig) -> Call:
     )
 
 
-def resume_of(request: HttpRequest) -> tuple[bytes, Cursor | None] | None:
-    """The answer that a repeated request wants to go on with, and the client's cursor; None if it is a new one.
+def resume_of(request: HttpRequest) -> tuple[bytes, Cursor | None]:
+    """The answer that a repeated request wants to go on with, and the client's cursor.
 
     A client that repeats its request sends the id of the last event, and that of the answer as X-Request-Id or
     X-Unbroken-Generation-Id. Raises Failure(INVALID_ARGUMENT).
     """
-    if (cursor := cursor_of(request)) is None:
-        return None
+    cursor = _cursor_of(request)
     name = GENERATION_ID if GENERATION_ID.lower() in request.headers else REQUEST_ID
-    return parse_generation_id(request.headers.get(name.lower(), ""), name), cursor
+    if (generation_id := generation_id_of(request.headers.get(name.lower(), ""))) is None:
+        detail = (
+            f"a request with {LAST_EVENT_ID} goes on with an answer, and {name} must be its id: 32 hexadecimal digits, "
+            f"or a UUID"
+        )
+        raise invalid(name, detail)
+    return generation_id, cursor
 
 
-def cursor_of(request: HttpRequest) -> Cursor | None:
+def lost_answer_of(request: HttpRequest) -> tuple[bytes, Cursor | None]:
+    """The answer that a client has lost, by the path, and its cursor. Raises Failure(INVALID_ARGUMENT)."""
+    return parse_generation_id(request.arguments["generation_id"], "id"), _cursor_of(request)
+
+
+def _cursor_of(request: HttpRequest) -> Cursor | None:
     """How far the client is in the answer that it resumes; None: at its beginning. Raises Failure(INVALID_ARGUMENT)."""
     given = request.headers.get(LAST_EVENT_ID.lower(), "")
-    return parse_cursor(given, LAST_EVENT_ID) if given else None
+    return parse_cursor(given, LAST_EVENT_ID) if given not in {"", DONE_ID} else None
+
+
+def is_done(request: HttpRequest) -> bool:
+    """Whether the client comes back for events although it has got the last one, as an EventSource does."""
+    is_last = request.headers.get(LAST_EVENT_ID.lower()) == DONE_ID
+    return is_last and wants_events(request.headers.get("accept", ""), otherwise=True)
 
 
 def wants_events(accepted: str, *, otherwise: bool) -> bool:

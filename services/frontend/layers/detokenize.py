@@ -203,9 +203,10 @@ class Detokenize:
         below: Sink = detokenizer
         if (kept := call.kept) is not None:
             below = _cut_at_cursor(detokenizer, kept, kept.first_index + request.choice)
-            call = replace(call, kept=replace(kept, is_stopped=lambda: detokenizer.is_stopped))
         if not request.stop.strings:
             return detokenizer.finish(request, (await self._inner(request, call, below)).reason)
+        if kept is not None:
+            call = replace(call, kept=replace(kept, is_stopped=lambda: detokenizer.is_stopped))
         reason = FinishReason.STOP
         if detokenizer.is_stopped:
             return detokenizer.finish(request, reason)

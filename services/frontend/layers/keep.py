@@ -3,6 +3,7 @@
 from services.core.call import Call
 from services.core.errors import invalid
 from services.core.generation.presentation import PRESENTATION_BYTES_MAX, encode_presentation
+from services.core.generation.wish import ON_DISCONNECT
 from services.core.interface import Finish, Layer, Sink
 from services.core.request import Request
 
@@ -37,7 +38,7 @@ def _presentation(request: Request, call: Call, form: bytes) -> bytes:
     if len(presentation) * max(len(request.parts), 1) > PRESENTATION_BYTES_MAX:
         detail = (
             f"the prompts are too large to be kept ({len(presentation)} bytes): send fewer of them in one request, or "
-            "leave out x-on-disconnect"
+            f"leave out {ON_DISCONNECT}"
         )
-        raise invalid("x-on-disconnect", detail)
+        raise invalid(ON_DISCONNECT, detail)
     return presentation

@@ -59,10 +59,17 @@ class Migrate:
         seq_len_max = self._config.seq_len_max
         on_exceeded = _ignore if seq_len_max is None else partial(self._metrics.count_exceeded, request.model)
         kept = call.kept
-        record = Recorder(sink, request, seq_len_max, on_exceeded, records_logprobs=kept is not None)
         if kept is None:
+            record = Recorder(sink, request, seq_len_max, on_exceeded)
             return await Migration(request, call, record, self._context).run()
-        call = replace(call, kept=replace(kept, base=len(request.generated_token_ids)))
+        on_tokens = partial(kept.generation.drop_others, kept.first_index + request.choice)
+        record = Recorder(sink, request, seq_len_max, on_exceeded, records_logprobs=True, on_tokens=on_tokens)
+        if base := len(request.generated_token_ids):
+            call = replace(call, kept=replace(kept, base=base))
+        continuations, index = kept.generation.continuations, kept.first_index + request.choice
+        if index in continuations:
+            record.tell(continuations[index])  # It has moved before it was resumed.
+        record.on_told = partial(continuations.__setitem__, index)
         try:
             return await Migration(request, call, record, self._context).run()
         except Failure as failure:

@@ -1,11 +1,14 @@
 """Chooses the worker for each attempt, and reports to routing how the attempt failed."""
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
 from services.core.call import Call
 from services.core.errors import Failure, Reason, refused_for
+from services.core.generation.kept import Copy
 from services.core.interface import Finish, Layer, Sink
 from services.core.request import Request
 from services.frontend.routing.balancer import Balancer
@@ -24,7 +27,17 @@ class Route:
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
         call = _without_broken_group(call)
-        worker = self._adopted(request, call) or self._worker_of_group(call) or await self._choose(request, call)
+        while (worker := self._adopted(request, call)) is not None:
+            try:
+                return await self._send(worker, request, call, sink)
+            except Failure as failure:
+                is_gone = failure.reason is Reason.STREAM_NOT_FOUND  # Another frontend has found a better record.
+                if not (is_gone and _copies(request, call)):
+                    raise
+        worker = self._worker_of_group(call) or await self._choose(request, call)
+        return await self._send(worker, request, call, sink)
+
+    async def _send(self, worker: Candidate, request: Request, call: Call, sink: Sink) -> Finish:
         try:
             call.attempt.session = worker.session
             return await self._inner(request, call, sink)
@@ -44,18 +57,17 @@ class Route:
     def _adopted(self, request: Request, call: Call) -> Candidate | None:
         """The worker that has the choice already, if the answer is resumed; None if the choice needs one.
 
-        Asked once for each choice: a later attempt goes elsewhere. Raises DISCONNECTED if that worker is lost.
+        Each record is tried once, the best one first. Raises DISCONNECTED if all workers that have one are lost.
         """
-        if call.kept is None:
-            return None
-        key = call.kept.generation.adoptions.pop(call.kept.first_index + request.choice, None)
-        if key is None:
-            return None
-        worker = self._pool.candidate(key)
-        if worker is None:
+        call.attempt.adopts, is_lost = None, False
+        for copy in iter(partial(_next_copy, request, call), None):
+            if (worker := self._pool.candidate(copy.session)) is not None:
+                call.attempt.adopts = copy
+                return worker
+            is_lost = True
+        if is_lost:
             raise Failure(Reason.DISCONNECTED, "the worker was lost before the answer could be resumed")
-        call.attempt.adopts = True
-        return worker
+        return None
 
     def _worker_of_group(self, call: Call) -> Candidate | None:
         """The worker that has reserved room for each choice of the group; None for the first choice, which chooses it.
@@ -103,6 +115,25 @@ class Route:
                         waiter.wait_again(is_room_left=bool(worker_set.open or worker_set.busy))
         except TimeoutError:
             raise self._balancer.rejections.not_replaced(request.model) from None
+
+
+def _copies(request: Request, call: Call) -> Sequence[Copy]:
+    """The records of the choice that have not been tried.
+
+    None once there are tokens: those of another record need not be what follows them.
+    """
+    kept = call.kept
+    if kept is None or len(request.generated_token_ids) > kept.base:
+        return ()
+    return kept.generation.copies.get(kept.first_index + request.choice, ())
+
+
+def _next_copy(request: Request, call: Call) -> Copy | None:
+    """Take the best one of these."""
+    if not _copies(request, call):
+        return None
+    assert call.kept is not None, "what has copies is kept"
+    return call.kept.generation.take_copy(call.kept.first_index + request.choice)
 
 
 def _count(call: Call) -> int:

@@ -165,7 +165,6 @@ class Migration:
     # Events of an attempt
 
     def is_current(self, attempt: MigrationAttempt) -> bool:
-        """Whether the client's tokens come from this attempt."""
         return attempt is self._current
 
     def on_begun(self) -> None:
@@ -215,8 +214,8 @@ class Migration:
         history.count_death(failure, has_begun=self._current.has_begun)
         progress = history.progress()
         if policy.is_poison(progress):
-            detail = f"two workers died while they ran this request, one after the other: {failure.detail}"
-            raise Failure(Reason.POISON_REQUEST, detail) from failure
+            why = f"two workers died while they ran this request, one after the other: {failure.detail}"
+            raise Failure(Reason.POISON_REQUEST, why) from failure
         if not policy.may_migrate(failure, progress):
             raise history.final_failure(failure) from failure
         history.count(failure, is_timed=self._call.replacement_deadline is not None)
@@ -309,18 +308,17 @@ class Migration:
 
     def _begin_move(self, reason: Reason, since: float) -> None:
         self._end_move("failure")
-        record, request = self._record, self._request
-        recomputed, has_tokens = len(request.prompt_token_ids) + record.position, record.count > 0
-        away_from, request_id = self._current.worker, self._call.request_id
-        is_exact = self._policy().is_exact or not has_tokens
-        self._move = Move(request_id, request.model, reason, away_from, since, has_tokens, recomputed, is_exact)
+        record, request, call, has_tokens = self._record, self._request, self._call, self._record.count > 0
+        recomputed = len(request.prompt_token_ids) + record.position
+        is_exact, away_from = self._policy().is_exact or not has_tokens, self._current.worker
+        self._move = Move(call.request_id, request.model, reason, away_from, since, has_tokens, recomputed, is_exact)
         record.on_next(lambda: self._end_move("success"))
 
     def _end_move(self, outcome: str) -> None:
         """Report the current move, if there is one. `outcome`: "success", "failure" or "cancelled"."""
-        if (move := self._move) is None:
+        move, self._move = self._move, None
+        if move is None:
             return
-        self._move = None
         self._record.on_next(None)
         if outcome == "success":
             self._call = replace(self._call, replacement_deadline=None)

@@ -2,19 +2,31 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from typing import Protocol
 
+import structlog
+
 from services.core.errors import Failure, Reason
-from services.core.generation.kept import EPOCH_BITS, Generation
+from services.core.generation.kept import EPOCH_BITS, Copy, Generation
 from services.core.generation.presentation import Presentation, decode_presentation
+from services.core.generation.resumption import bases_of, room_of
 from services.frontend.routing.rejection import no_workers
 from services.frontend.session.session import WorkerSession
+from services.rpc.codec import continuation_from_wire
 from services.stubs import worker_pb2
+
+log = structlog.get_logger()
 
 LOCATE_S_MAX = 2.0
 """How long a worker may take to say what it has, and a frontend to reach the workers that discovery names."""
+EPOCH_AHEAD_MS_MAX = 86_400_000
+"""How far the clocks of two frontends may differ: epochs begin with the time. Without this bound, a worker with a wrong
+epoch could leave no higher one to whoever resumes the answer."""
 
 
 class Sessions(Protocol):
@@ -37,6 +49,14 @@ class _Found:
     located: worker_pb2.Located
 
 
+@dataclass(frozen=True, slots=True)
+class _Holder(_Found):
+    """A worker that has a part of the answer. `epoch`: the highest of its holdings."""
+
+    presentation: Presentation
+    epoch: int
+
+
 class GenerationFinder:
     """Answers where generations are, from the workers themselves: no frontend remembers any."""
 
@@ -45,17 +65,17 @@ class GenerationFinder:
         self._rng = rng
 
     async def find(self, generation_id: bytes) -> tuple[Presentation, Generation]:
-        """The answer's presentation, and its generation with an adoption for each choice that a worker has.
+        """The answer's presentation, and its generation with the copies of each choice that workers have.
 
-        Raises STREAM_NOT_FOUND, STREAM_EXPIRED, or NO_WORKERS if a worker that may have it cannot be asked.
+        Raises STREAM_NOT_FOUND, STREAM_EXPIRED, NO_WORKERS if a worker that may have it cannot be asked, or
+        PROTOCOL_VIOLATION if what they say cannot be.
         """
         founds, is_complete = await self._ask_all(generation_id)
-        if not any(found.located.holdings for found in founds):
+        holders = _holders(founds)
+        if not (holders and (self._sessions.has_all or _have_all_choices(holders))):
             await self._wait_for_sessions()
             founds, is_complete = await self._ask_all(generation_id)
-        # In the same order on all frontends: of two resumes at once, neither discards what the other one takes.
-        founds = sorted(founds, key=lambda found: found.session.record.instance_id)
-        holders = [found for found in founds if found.located.holdings]
+            holders = _holders(founds)
         if holders:
             return self._resumed(generation_id, holders)
         if any(found.located.is_expired for found in founds):
@@ -65,7 +85,7 @@ class GenerationFinder:
         raise Failure(Reason.STREAM_NOT_FOUND, "no worker has an answer with this id")
 
     async def cancel(self, generation_id: bytes) -> bool:
-        """Cancel the choices that no frontend owns, and drop their records. Returns whether any of them ran."""
+        """Cancel all choices, whichever frontends own them, and drop their records. Returns whether any of them ran."""
         await self._wait_for_sessions()
         founds, _ = await self._ask_all(generation_id, cancels=True)
         return any(found.located.cancelled for found in founds)
@@ -95,25 +115,69 @@ class GenerationFinder:
                     group.create_task(ask(session))
         except TimeoutError:
             pass  # What has been found may be enough.
+        # In the same order on all frontends, so that of two resumes at once both take the same of two equal copies.
+        founds.sort(key=lambda found: found.session.record.instance_id)
         return founds, len(founds) == len(sessions)
 
-    def _resumed(self, generation_id: bytes, holders: Sequence[_Found]) -> tuple[Presentation, Generation]:
-        presentation = decode_presentation(holders[0].located.presentation)
-        generation = Generation(generation_id, presentation.grace_s, is_told=True)
-        generation.presentation = holders[0].located.presentation
+    def _resumed(self, generation_id: bytes, holders: Sequence[_Holder]) -> tuple[Presentation, Generation]:
+        """The answer as the newest of its owners has presented it. Records of an older answer are not needed."""
+        newest = max(holders, key=lambda holder: holder.epoch)
+        generation = Generation(generation_id, newest.presentation.grace_s, is_told=True)
+        generation.presentation = newest.located.presentation
         generation.is_resumed = True
-        epochs = [holding.epoch for found in holders for holding in found.located.holdings]
-        generation.epoch = ((max(epochs) >> EPOCH_BITS) + 1 << EPOCH_BITS) + self._rng.getrandbits(EPOCH_BITS)
-        best: dict[int, tuple[tuple[bool, bool, int], WorkerSession]] = {}
-        for found in holders:
-            for holding in found.located.holdings:
-                rank = (not holding.has_failed, holding.is_finished, holding.token_count)
-                known = best.get(holding.index)
-                loser: WorkerSession | None = found.session
-                if known is None or rank > known[0]:
-                    best[holding.index] = (rank, found.session)
-                    loser = None if known is None else known[1]
-                if loser is not None:
-                    loser.generations.discard(generation_id, holding.index, generation.epoch)
-        generation.adoptions = {index: session.key for index, (_, session) in best.items()}
-        return presentation, generation
+        generation.epoch = ((newest.epoch >> EPOCH_BITS) + 1 << EPOCH_BITS) + self._rng.getrandbits(EPOCH_BITS)
+        ranked: dict[int, list[tuple[tuple[bool, bool, int], Copy]]] = {}
+        for holder in holders:
+            session, is_newest = holder.session, holder.located.presentation == generation.presentation
+            for one in holder.located.holdings:
+                discard = partial(session.generations.discard, generation_id, one.index, generation.epoch)
+                if not is_newest:
+                    generation.leave(one.index, session.record.instance_id, discard)
+                    continue
+                is_over = one.is_finished or one.has_failed
+                copy = Copy(session=session.key, token_count=one.token_count, is_over=is_over, discard=discard)
+                if (continuation := continuation_from_wire(one.continuation)) is not None:
+                    generation.continuations[one.index] = continuation
+                ranked.setdefault(one.index, []).append(((one.has_failed, not one.is_finished, -one.token_count), copy))
+        bases = bases_of(newest.presentation.request)
+        for index, copies in ranked.items():
+            generation.copies[index] = best, *_ = [copy for _, copy in sorted(copies, key=itemgetter(0))]
+            generation.record_ends[index] = bases[index] + best.token_count
+        return newest.presentation, generation
+
+
+def _holders(founds: Sequence[_Found]) -> Sequence[_Holder]:
+    """The workers that have a part of the answer. Raises PROTOCOL_VIOLATION if that is wrong of all of them."""
+    holders: list[_Holder] = []
+    failure: Failure | None = None
+    for found in founds:
+        try:
+            if found.located.holdings:
+                holders.append(_holder(found))
+        except Failure as error:
+            failure = error
+            log.warning("worker broke the protocol", instance=found.session.record.instance_id, why=str(error))
+    if failure is not None and not holders:
+        raise failure
+    return holders
+
+
+def _have_all_choices(holders: Sequence[_Holder]) -> bool:
+    """Whether these workers have every choice of the answer. One that no engine has begun with is nowhere."""
+    found = {holding.index for holder in holders for holding in holder.located.holdings}
+    return len(found) == len(bases_of(holders[0].presentation.request))
+
+
+def _holder(found: _Found) -> _Holder:
+    """What was found, checked. Raises PROTOCOL_VIOLATION if the worker cannot have that."""
+    presentation, holdings = decode_presentation(found.located.presentation), found.located.holdings
+    room = room_of(presentation.request)
+    indexes = {holding.index for holding in holdings}
+    epoch = max(holding.epoch for holding in holdings)
+    if len(indexes) != len(holdings) or max(indexes) >= len(room):
+        raise Failure(Reason.PROTOCOL_VIOLATION, f"a worker has choices that its answer does not have: {indexes}")
+    if any(holding.token_count > room[holding.index] for holding in holdings):
+        raise Failure(Reason.PROTOCOL_VIOLATION, "a worker has more tokens than its answer may have")
+    if epoch >> EPOCH_BITS > time.time() * 1000 + EPOCH_AHEAD_MS_MAX:
+        raise Failure(Reason.PROTOCOL_VIOLATION, f"a worker has an answer of epoch {epoch}, which is yet to come")
+    return _Holder(found.session, found.located, presentation, epoch)

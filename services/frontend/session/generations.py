@@ -21,7 +21,7 @@ class SessionGenerations:
     async def locate(self, generation_id: bytes, *, cancels: bool = False) -> worker_pb2.Located | None:
         """Ask what the worker has of an answer; None if the session is lost, or gets lost meanwhile.
 
-        `cancels`: the worker ends what no frontend owns of it.
+        `cancels`: the worker ends what it has of it.
         """
         if self._is_lost:
             return None

@@ -18,6 +18,7 @@ from services.discovery.client import InstanceRecord
 from services.frontend.model_catalog import ModelCatalog
 from services.frontend.routing.candidate import Candidate
 from services.frontend.routing.worker_set import WorkerSet
+from services.frontend.session.leftovers import Leftovers
 from services.frontend.session.reader import ReadThrottle
 from services.frontend.session.session import WorkerSession, WorkerSessionConfig
 from services.frontend.session.writer import KEEPALIVE_S, CancelCounts
@@ -104,6 +105,7 @@ class Pool:
         self._quarantined: dict[str, float] = {}  # instance id → until when, in event-loop time
         self._changed = asyncio.Event()
         self.cancels = CancelCounts()
+        self._leftovers = Leftovers()
         self._throttle = ReadThrottle()
         self._cork = cork
 
@@ -149,6 +151,7 @@ class Pool:
 
     def offer(self, session: WorkerSession) -> None:
         """Send requests on the session from now on."""
+        self._leftovers.on_session(session.record.instance_id, session.generations)
         self._sessions[session.key] = session
         self.worker_set(session.card).add(session.candidate)
         self._notify()
@@ -156,6 +159,7 @@ class Pool:
     def withdraw(self, session: WorkerSession) -> None:
         """Send no more requests on the session, which is over. Ignored if it was never offered."""
         if self._sessions.pop(session.key, None) is not None:
+            self._leftovers.on_lost(session.record.instance_id)
             self.worker_set(session.card).remove(session.candidate)
             self._notify()
 
@@ -247,6 +251,7 @@ class Pool:
             cancels=self.cancels,
             throttle=self._throttle,
             cork=self._cork,
+            leftovers=self._leftovers,
         )
         welcome = asyncio.Event()
         try:

@@ -17,10 +17,11 @@
 | an item follows the `complete_final` of its stream | PROTOCOL_VIOLATION | PROTOCOL_VIOLATION |
 | an item breaks the rules of one stream | PROTOCOL_VIOLATION, that stream alone | – |
 | no `complete_final` follows a finish reason within `COMPLETION_S_MAX` | – | – |
+| what the worker said to have of an adopted stream does not come | STALLED, that stream alone | – |
 | the frontend closes the session | DISCONNECTED | DISCONNECTED |
 
 A stream that has its finish reason ends well, whatever happens to the session before `complete_final`.
-`COMPLETION_S_MAX` is in `stream_table.py`.
+`COMPLETION_S_MAX` is in `stream_table.py`, and `ADOPTION_S_MAX`, how long an adopted stream may pause.
 """
 
 import asyncio
@@ -41,6 +42,7 @@ from services.discovery.client import InstanceRecord
 from services.frontend.routing.candidate import Candidate
 from services.frontend.routing.capacity import FULL_S
 from services.frontend.session.generations import SessionGenerations
+from services.frontend.session.leftovers import Leftovers
 from services.frontend.session.liveness import Liveness, LivenessConfig
 from services.frontend.session.reader import ReadThrottle, SessionReader
 from services.frontend.session.stream import Stream
@@ -87,8 +89,9 @@ class WorkerSession:
         cancels: CancelCounts | None = None,
         throttle: ReadThrottle | None = None,
         cork: Cork | None = None,
+        leftovers: Leftovers | None = None,
     ) -> None:
-        """`on_change`: see `Candidate`. `cork`: see `SessionReader`."""
+        """`on_change`: see `Candidate`. `cork`: see `SessionReader`. `leftovers`: of all sessions."""
         self._clock = clock = asyncio.get_running_loop().time
         cancels = cancels or CancelCounts()
         self.record = record
@@ -102,6 +105,7 @@ class WorkerSession:
         self._writer = SessionWriter(cancels)
         self._streams = StreamTable(self._writer, self.candidate, cancels)
         self.generations = SessionGenerations(self._streams, self._writer)
+        self.leftovers = leftovers or Leftovers()
         self._liveness = Liveness(self.name, config, clock)
         self._loss: Failure | None = None
         self._has_hung_up = False
@@ -283,13 +287,13 @@ class WorkerSession:
         return Failure(Reason.DRAINING, f"{self.name} left as announced")
 
     def check(self, now: float) -> float:
-        """Send a keepalive if one is due, end streams that lack `complete_final`, and lose the session if the worker
-        exceeds a limit of `Liveness`.
+        """Send a keepalive if one is due, end streams that lack `complete_final` or do not come although they were
+        adopted, and lose the session if the worker exceeds a limit of `Liveness`.
 
         Returns the time of the next limit: check again at that time, or earlier. Times are in event-loop time.
         """
         self._writer.keep_alive(now)
-        completion_at = self._streams.check(now)
+        stream_limit_at = self._streams.check(now)
         self._hang_up_if_left()
         if self.is_lost:
             return math.inf
@@ -298,11 +302,12 @@ class WorkerSession:
         except Failure as failure:
             self.lose(failure)
             return math.inf
-        return min(completion_at, lost_at)
+        return min(stream_limit_at, lost_at)
 
     def forgive(self, now: float) -> None:
         """Ignore silence until `now`: the frontend itself was late, so it proves nothing."""
         self._liveness.restart(now)
+        self._streams.forgive(now)
 
     def lose(self, failure: Failure) -> None:
         """End the session: every stream fails at once. Idempotent; the first failure counts."""

@@ -25,10 +25,10 @@ class _HoldingSink:
 class Stream:
     """One request on a session. What arrives before the request has joined is kept for it.
 
-    `ended`: its finish or its failure.
+    `ended`: its finish or its failure. `position`: of the next token.
     """
 
-    __slots__ = ("_choice", "_finish", "_has_logprobs", "_position", "_sink", "_vocab_size", "attempt", "ended", "id")
+    __slots__ = ("_choice", "_finish", "_has_logprobs", "_sink", "_vocab_size", "attempt", "ended", "id", "position")
 
     def __init__(self, stream_id: int, request: Request, vocab_size: int, ended: asyncio.Future[Finish]) -> None:
         self.id = stream_id
@@ -38,7 +38,7 @@ class Stream:
         self._vocab_size = vocab_size
         self._choice = request.choice
         self._has_logprobs = request.logprobs is not None
-        self._position = len(request.generated_token_ids)
+        self.position = len(request.generated_token_ids)
         self._finish: Finish | None = None
 
     def join(self, attempt: Attempt, sink: Sink) -> None:
@@ -55,8 +55,8 @@ class Stream:
         self, position: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None
     ) -> None:
         """Deliver tokens. Raises PROTOCOL_VIOLATION if they do not continue the stream."""
-        if position != self._position or self._finish is not None or not token_ids:
-            why = "after the finish" if self._finish is not None else f"instead of at position {self._position}"
+        if position != self.position or self._finish is not None or not token_ids:
+            why = "after the finish" if self._finish is not None else f"instead of at position {self.position}"
             raise Failure(Reason.PROTOCOL_VIOLATION, f"{len(token_ids)} tokens at position {position} {why}")
         if self._has_logprobs and (logprobs is None or len(logprobs) != len(token_ids)):
             raise Failure(Reason.PROTOCOL_VIOLATION, "the number of log probabilities is not that of the tokens")
@@ -64,7 +64,7 @@ class Stream:
             raise Failure(
                 Reason.PROTOCOL_VIOLATION, f"token {max(token_ids)} is not in the vocabulary of {self._vocab_size}"
             )
-        self._position += len(token_ids)
+        self.position += len(token_ids)
         try:
             self._sink.deliver(Delta(position, token_ids, "", self._choice, logprobs))
         except Exception as error:  # A bug: sinks must not raise. The other streams go on.

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -28,6 +29,27 @@ COMPLETED_KEPT = 4096
 """How many completed stream ids a session remembers, to notice items that follow `complete_final`."""
 COMPLETION_S_MAX = 2.0
 """How long a stream that has its finish reason waits for `complete_final`; then it ends well without it."""
+ADOPTION_S_MAX = 5.0
+"""How long an adopted stream waits for the next part of what the worker has of it, as it said itself; then it fails."""
+
+
+@dataclass(slots=True)
+class _Adoption:
+    """What is still to come of an adopted record.
+
+    `end`: the position after its last token. `is_over`: it has ended, so its end is to come too. `position`: of the
+    stream, since the event-loop time `since`.
+    """
+
+    stream: Stream
+    end: int
+    is_over: bool
+    position: int
+    since: float
+
+    @property
+    def is_awaited(self) -> bool:
+        return self.stream.position < self.end or self.is_over
 
 
 class StreamTable:
@@ -42,6 +64,7 @@ class StreamTable:
         self._open: dict[int, Stream] = {}
         self._reserved: dict[int, Stream] = {}  # Streams of choices that have not joined yet. They may have ended.
         self._finished: dict[int, float] = {}  # Id → when the finish came, until `complete_final` does. Oldest first.
+        self._adoptions: dict[int, _Adoption] = {}
         self._completed: OrderedDict[int, None] = OrderedDict()  # Ids that the worker has ended, oldest first.
         self._next_id = 1
 
@@ -103,12 +126,17 @@ class StreamTable:
     def adopt(self, request: Request, call: Call, sink: Sink, vocab_size: int) -> Stream:
         """Take over a generation that the worker has. The stream gets it from the request's own tokens on."""
         assert call.kept is not None, "only kept answers can be adopted"
-        kept, stream_id = call.kept, self._next_id
+        assert call.attempt.adopts is not None, "Route sets what is adopted"
+        kept, copy, stream_id = call.kept, call.attempt.adopts, self._next_id
         self._next_id += 1
         self._writer.adopt(stream_id, kept.generation.id, kept.first_index + request.choice, kept.generation.epoch)
         self._candidate.on_opened(1)
         stream = self._open[stream_id] = Stream(stream_id, request, vocab_size, self._loop.create_future())
         stream.join(call.attempt, sink)
+        begin = stream.position
+        adoption = _Adoption(stream, begin + copy.token_count, copy.is_over, begin, self._loop.time())
+        if adoption.is_awaited:
+            self._adoptions[stream_id] = adoption
         return stream
 
     def discard(self, generation_id: bytes, index: int, epoch: int) -> None:
@@ -138,6 +166,7 @@ class StreamTable:
         if self._open.pop(stream.id, None) is None:
             return False
         self._finished.pop(stream.id, None)
+        self._adoptions.pop(stream.id, None)
         self._candidate.on_closed(frees_room=frees_room)
         return True
 
@@ -179,10 +208,33 @@ class StreamTable:
             self._finished[stream.id] = self._loop.time()
 
     def check(self, now: float) -> float:
-        """End the streams that have waited for `complete_final` for COMPLETION_S_MAX: they have all their tokens.
+        """End the streams that have waited for too long. Returns the time at which the next one has."""
+        return min(self._check_finished(now), self._check_adopted(now))
 
-        Returns the time at which the next one has waited as long.
-        """
+    def forgive(self, now: float) -> None:
+        """Ignore how long adopted records have not come until `now`."""
+        for adoption in self._adoptions.values():
+            adoption.since = now
+
+    def _check_adopted(self, now: float) -> float:
+        """Fail the adopted streams of which nothing has come for ADOPTION_S_MAX, though the worker has more."""
+        limit_at = math.inf
+        for stream_id, adoption in list(self._adoptions.items()):
+            stream = adoption.stream
+            if not adoption.is_awaited:
+                del self._adoptions[stream_id]
+                continue
+            if stream.position > adoption.position:
+                adoption.position, adoption.since = stream.position, now
+            if now >= adoption.since + ADOPTION_S_MAX:
+                why = f"the worker has not sent what it has of the answer within {ADOPTION_S_MAX:g} s"
+                self._fail(stream, Failure(Reason.STALLED, why))
+            else:
+                limit_at = min(limit_at, adoption.since + ADOPTION_S_MAX)
+        return limit_at
+
+    def _check_finished(self, now: float) -> float:
+        """End the streams that have waited for `complete_final` for COMPLETION_S_MAX: they have all their tokens."""
         while self._finished:
             stream_id, finished_at = next(iter(self._finished.items()))
             if now < finished_at + COMPLETION_S_MAX:
@@ -204,7 +256,7 @@ class StreamTable:
 
     def fail_all(self, failure: Failure) -> None:
         """The session is lost: fail and forget all open streams."""
-        streams, self._open, self._finished = self._open, {}, {}
+        streams, self._open, self._finished, self._adoptions = self._open, {}, {}, {}
         for stream in streams.values():
             stream.fail(failure)
 

@@ -10,7 +10,7 @@ from services.core.call import Call
 from services.core.errors import Failure, Reason
 from services.core.generation.kept import Kept
 from services.core.request import Request
-from services.rpc.codec import logprobs_to_wire, put_request, seconds_to_wire
+from services.rpc.codec import continuation_to_wire, logprobs_to_wire, put_request, put_seconds
 from services.rpc.framing import FrameConnection
 from services.rpc.status import MESSAGE_BYTES_MAX, time_left_s
 from services.stubs import worker_pb2
@@ -153,8 +153,11 @@ def _put_generation(message: worker_pb2.Generation, request: Request, kept: Kept
     generation = kept.generation
     message.id, message.epoch, message.presentation = generation.id, generation.epoch, generation.presentation
     message.index, message.base = kept.first_index + request.choice, kept.base
-    message.grace.CopyFrom(seconds_to_wire(generation.grace_s))
-    message.prior_logprobs.extend(map(logprobs_to_wire, kept.prior_logprobs))
+    put_seconds(message.grace, generation.grace_s)
+    if (continuation := generation.continuations.get(message.index)) is not None:
+        message.continuation = continuation_to_wire(continuation)
+    if kept.prior_logprobs:
+        message.prior_logprobs.extend(map(logprobs_to_wire, kept.prior_logprobs))
 
 
 def _put(submit: worker_pb2.Submit, request: Request, call: Call) -> int:
@@ -165,7 +168,7 @@ def _put(submit: worker_pb2.Submit, request: Request, call: Call) -> int:
     if call.kept is not None:
         _put_generation(submit.generation, request, call.kept)
     if (left_s := time_left_s(call.deadline)) is not None:
-        submit.timeout.CopyFrom(seconds_to_wire(min(left_s, TIMEOUT_S_MAX)))
+        put_seconds(submit.timeout, min(left_s, TIMEOUT_S_MAX))
     size = submit.ByteSize()
     if size > SUBMIT_BYTES_MAX:
         raise Failure(Reason.INVALID_ARGUMENT, f"the request is larger than {SUBMIT_BYTES_MAX} bytes: shorten it")

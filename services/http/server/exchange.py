@@ -69,21 +69,14 @@ class Exchange(Protocol):
     async def finish(self, last: bytes, bounds: ClientBounds, request_id: str) -> None:
         """Send the last bytes, and wait until all are sent.
 
-        A client that does not take them within `drain_s`, or takes nothing for `stall_s_max`, is cut off and logged.
+        A client that does not take them within `ClientBounds.drain_s`, or takes nothing for `stall_s_max`, is cut off
+        and logged.
         """
         ...
 
     def cut(self) -> None:
         """Send nothing more, and tell the client that the answer is not complete."""
         ...
-
-
-def drain_s(bounds: ClientBounds, size: int) -> float:
-    """How long a client may take for the last `size` bytes: `drain_s_max` for up to `buffer_bytes_max` bytes.
-
-    A larger body gets proportionally more time, so that the least speed of its client is the same.
-    """
-    return bounds.drain_s_max * max(1.0, size / bounds.buffer_bytes_max)
 
 
 class Sending(Protocol):
@@ -100,7 +93,7 @@ async def taken_within(
     bounds: ClientBounds, size: int, exchange: Sending, sending: Coroutine[None, None, None], request_id: str
 ) -> None:
     """Wait until the client has taken its last `size` bytes (`sending`), or cut it off."""
-    scope = asyncio.timeout(drain_s(bounds, size))
+    scope = asyncio.timeout(bounds.drain_s(size))
     clock = asyncio.get_running_loop().time
     progress: Callable[[], int | None] = lambda: exchange.progress() if exchange.unsent_size() else None  # noqa: E731
     watch = StallWatch(bounds.stall_s_max, progress, lambda: scope.reschedule(clock()))

@@ -63,13 +63,16 @@ class Response:
 
     def fields(self, request: HttpRequest) -> dict[str, str]:
         """The header fields of the response to `request`, whichever version of HTTP."""
-        return self.headers | {
+        fields = self.headers | {
             "Content-Length": str(len(self.body)),
             "Server": _SERVER,
             "X-Request-Id": request.id,
             "Date": _date(int(time.time())),
             **request.shared,
         }
+        if self.status == 204:
+            del fields["Content-Length"]  # RFC 9110, section 8.6.
+        return fields
 
     def encode(self, request: HttpRequest, *, is_last: bool) -> bytes:
         """The response to `request` over HTTP/1.1. `is_last`: the connection takes no further request."""

@@ -8,9 +8,11 @@
 | the owner stops it | owned, ended | – | – | – |
 | the engine fails | dropped | – | detached, ended | – |
 | the owner cancels it | dropped | dropped | – | – |
+| it is cancelled by the id of its answer | dropped | dropped | dropped | dropped |
 | its grace is over | – | – | dropped | dropped |
 
-An adoption ends the stream of the former owner with TAKEN_OVER. The owner of a detached generation is its store.
+An adoption ends the stream of the former owner with TAKEN_OVER, and a cancel by id that of the owner with CANCELLED.
+The owner of a detached generation is its store.
 """
 
 import asyncio
@@ -21,14 +23,18 @@ from msgspec import Struct
 
 from services.core.call import Attempt, Cause, Ending
 from services.core.choice_group import ChoiceGroup
-from services.core.delta_buffer import TOKEN_BYTES, size_of
+from services.core.delta_buffer import LOGPROB_BYTES, TOKEN_BYTES
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, TokenLogprobs
 from services.core.request import FinishReason, Request
+from services.stubs import inference_pb2
 
 
 class Spec(Struct, frozen=True, kw_only=True):
-    """What a submit says of its generation, for its first choice: see `Generation` in worker.proto."""
+    """What a submit says of its generation, for its first choice: see `Generation` in worker.proto.
+
+    `continuation`: its number there.
+    """
 
     id: bytes
     index: int
@@ -37,10 +43,27 @@ class Spec(Struct, frozen=True, kw_only=True):
     grace_s: float
     presentation: bytes
     prior_logprobs: tuple[TokenLogprobs, ...] = ()
+    continuation: inference_pb2.Continuation = inference_pb2.CONTINUATION_UNSPECIFIED
+
+
+class TokenOutbox(Protocol):
+    """Takes the tokens of streams by their ids."""
+
+    def add_tokens(self, stream_id: int, delta: Delta) -> None: ...
 
 
 class Owner(Protocol):
-    """What a generation's tokens go to: the stream of the frontend that owns it, or the store while it is detached."""
+    """What a generation's tokens go to: the stream of the frontend that owns it, or the store while it is detached.
+
+    `outbox`: takes the tokens, with `id` as that of their stream. None: they go to `on_tokens`. Nearly every token goes
+    to an outbox, and the way past the owner saves a call.
+    """
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def outbox(self) -> TokenOutbox | None: ...
 
     def on_begun(self) -> None: ...
 
@@ -104,8 +127,10 @@ class Generation(Attempt):
     @property
     def size(self) -> int:
         """The size of its record, in bytes."""
-        record = Delta(self.spec.base, self._token_ids, logprobs=self._logprobs)
-        return len(self.spec.presentation) + TOKEN_BYTES * self._prompt_count + size_of(record)
+        size = len(self.spec.presentation) + TOKEN_BYTES * (self._prompt_count + len(self._token_ids))
+        if self._logprobs is not None:
+            size += LOGPROB_BYTES * sum(1 + len(one.top) for one in self._logprobs)
+        return size
 
     def piece(self, position: int, weight_max: int) -> Delta:
         """The record from `position` on, up to a weight of about `weight_max`. Empty at its end."""
@@ -126,10 +151,18 @@ class Generation(Attempt):
         self.owner.on_begun()
 
     def deliver(self, delta: Delta) -> None:
-        self._token_ids.extend(delta.token_ids)
+        token_ids = delta.token_ids
+        if len(token_ids) == 1:
+            self._token_ids.append(token_ids[0])  # Nearly always: `extend` takes twice as long.
+        else:
+            self._token_ids.extend(token_ids)
         if self._logprobs is not None:
             self._logprobs.extend(delta.logprobs or ())
-        self.owner.on_tokens(delta)
+        owner = self.owner
+        if (outbox := owner.outbox) is not None:
+            outbox.add_tokens(owner.id, delta)
+        else:
+            owner.on_tokens(delta)
 
     def end_with(self, outcome: FinishReason | Failure) -> None:
         """The engine has ended it, or it was refused. Ignored if its owner has stopped it."""

@@ -7,9 +7,12 @@ from msgspec.structs import replace
 
 from services.core.call import Call, Cause, Phase
 from services.core.choice_group import ChoiceGroup
-from services.core.errors import Failure
+from services.core.errors import Failure, invalid
+from services.core.generation.kept import ID_BYTES, LAST_EPOCH
+from services.core.generation.presentation import PRESENTATION_BYTES_MAX
 from services.core.interface import Delta
 from services.core.request import FinishReason, Request
+from services.core.validation import COUNT_MAX
 from services.rpc.codec import logprobs_from_wire, seconds_from_wire
 from services.stubs import worker_pb2
 from services.worker.counters import Counters
@@ -23,13 +26,13 @@ REPLAY_WEIGHT_MAX = 16_384
 
 
 class OwnedStream:
-    """The owner of one generation: passes its tokens to the outbox of a session.
+    """The owner of one generation: its tokens go to the outbox of a session.
 
     `replayed`: the position up to which an adopted record has been sent; None: all of it, so tokens are sent as they
-    come. `is_stopped`: the frontend needs no more tokens.
+    come. `outbox`: the session's; None while the record is sent. `is_stopped`: the frontend needs no more tokens.
     """
 
-    __slots__ = ("_forget", "_has_ended", "_outbox", "generation", "id", "is_stopped", "replayed")
+    __slots__ = ("_forget", "_has_ended", "_outbox", "generation", "id", "is_stopped", "outbox", "replayed")
 
     def __init__(self, stream_id: int, outbox: Outbox, forget: Callable[[int], None]) -> None:
         self.id = stream_id
@@ -37,6 +40,7 @@ class OwnedStream:
         self.replayed: int | None = None
         self.is_stopped = False
         self._has_ended = False
+        self.outbox: Outbox | None = outbox
         self._outbox = outbox
         self._forget = forget
 
@@ -44,8 +48,7 @@ class OwnedStream:
         self._outbox.add_begun(self.id)
 
     def on_tokens(self, delta: Delta) -> None:
-        if self.replayed is None:
-            self._outbox.add_tokens(self.id, delta)
+        """Ignored: the record has them, and is being sent."""
 
     def on_ended(self, outcome: FinishReason | Failure) -> None:
         """Send the end, once the record has been sent. A failure ends the stream at once, unless it has ended."""
@@ -57,6 +60,10 @@ class OwnedStream:
             self._has_ended = True
             self._outbox.add_finish(self.id, outcome)
 
+    def replay_from(self, position: int) -> None:
+        """Send the record from there on, by `replay`, before the tokens that follow it."""
+        self.replayed, self.outbox = position, None
+
     def replay(self, weight_max: int) -> int:
         """Send the next part of the record. Returns its weight."""
         assert self.generation is not None
@@ -66,7 +73,7 @@ class OwnedStream:
             self._outbox.add_tokens(self.id, delta)
             self.replayed += len(delta.token_ids)
         if self.replayed == self.generation.end:
-            self.replayed = None
+            self.replayed, self.outbox = None, self._outbox
             if self.generation.outcome is not None:
                 self.on_ended(self.generation.outcome)
         return delta.weight
@@ -98,21 +105,19 @@ class OwnedStreams:
     def __contains__(self, stream_id: int) -> bool:
         return stream_id in self._streams
 
-    def submit(self, submit: worker_pb2.Submit, request: Request | Failure, call: Call, count: int) -> None:
-        """Start `count` choices. `call`: without attempt, ending and group."""
-        spec, first = _spec(submit.generation), submit.request.choice
+    def submit(self, first_id: int, spec: Spec, request: Request, call: Call, count: int) -> None:
+        """Start `count` choices, with stream ids from `first_id` on. `call`: without attempt, ending and group."""
+        first = request.choice
         choice_group = ChoiceGroup(count, first) if count > 1 else None
-        known = Request(model="", choice=first) if isinstance(request, Failure) else request
         for number in range(count):
-            stream = self._add(submit.stream_id + number)
-            generation = Generation(spec, known, first + number, choice_group, stream)
+            stream = self._add(first_id + number)
+            generation = Generation(spec, request, first + number, choice_group, stream)
             stream.generation = generation
             own_call = replace(
                 call, endpoint=ATTACH, attempt=generation, ending=generation.ending, choice_group=choice_group
             )
-            own = request if isinstance(request, Failure) else replace(request, choice=first + number)
             try:
-                self._store.start(generation, own, own_call)
+                self._store.start(generation, replace(request, choice=first + number) if number else request, own_call)
             except Failure as failure:
                 stream.on_ended(failure)
 
@@ -120,12 +125,13 @@ class OwnedStreams:
         """Take a generation over, and send its record from its beginning."""
         stream = self._add(adopt.stream_id)
         try:
+            _check_epoch(adopt.epoch)
             generation = self._store.adopt(adopt.generation_id, adopt.index, adopt.epoch, stream)
         except Failure as failure:
             stream.on_ended(failure)
             return
         stream.generation = generation
-        stream.replayed = generation.spec.base
+        stream.replay_from(generation.spec.base)
         if generation.has_begun:
             stream.on_begun()
         if isinstance(generation.outcome, Failure):
@@ -136,7 +142,7 @@ class OwnedStreams:
 
     def locate(self, locate: worker_pb2.Locate) -> None:
         """Take a question about an answer's generations. `pull` answers it."""
-        cancelled = self._store.cancel_detached(locate.generation_id) if locate.cancels else 0
+        cancelled = self._store.cancel(locate.generation_id) if locate.cancels else 0
         self._questions.append((locate, cancelled))
 
     def _located(self, locate: worker_pb2.Locate, cancelled: int) -> worker_pb2.Located:
@@ -148,6 +154,7 @@ class OwnedStreams:
                 epoch=one.epoch,
                 is_finished=isinstance(one.outcome, FinishReason),
                 has_failed=isinstance(one.outcome, Failure),
+                continuation=one.spec.continuation,
             )
             for one in found
         ]
@@ -217,13 +224,37 @@ class OwnedStreams:
             self._counters.cancelled[Cause.SIGNAL, phase] += 1
 
 
-def _spec(message: worker_pb2.Generation) -> Spec:
+def spec_of(message: worker_pb2.Generation, request: Request, count: int) -> Spec:
+    """What a submit of `count` choices says of its generation. Raises INVALID_ARGUMENT if that cannot be kept."""
+    prior_count = 0 if request.logprobs is None else len(request.generated_token_ids) - message.base
+    grace_s = seconds_from_wire(message.grace)
+    if len(message.id) != ID_BYTES:
+        raise invalid("generation.id", f"generation.id must have {ID_BYTES} bytes, not {len(message.id)}")
+    if message.base > len(request.generated_token_ids):
+        raise invalid("generation.base", "generation.base must be at most the number of generated_token_ids")
+    if message.index + count - 1 > COUNT_MAX:
+        raise invalid("generation.index", f"generation.index of the last choice must be at most {COUNT_MAX}")
+    _check_epoch(message.epoch)
+    if grace_s < 0:
+        raise invalid("generation.grace", "generation.grace must not be negative")
+    if len(message.presentation) > PRESENTATION_BYTES_MAX:
+        raise invalid("generation.presentation", f"generation.presentation exceeds {PRESENTATION_BYTES_MAX} bytes")
+    if len(message.prior_logprobs) != prior_count:
+        detail = f"generation.prior_logprobs must have {prior_count} items, not {len(message.prior_logprobs)}"
+        raise invalid("generation.prior_logprobs", detail)
     return Spec(
         id=message.id,
         index=message.index,
         base=message.base,
         epoch=message.epoch,
-        grace_s=seconds_from_wire(message.grace),
+        grace_s=grace_s,
         presentation=message.presentation,
-        prior_logprobs=tuple(map(logprobs_from_wire, message.prior_logprobs)),
+        prior_logprobs=tuple(map(logprobs_from_wire, message.prior_logprobs)) if message.prior_logprobs else (),
+        continuation=message.continuation,
     )
+
+
+def _check_epoch(epoch: int) -> None:
+    """Raise INVALID_ARGUMENT for an epoch after which there is no room for later ones."""
+    if epoch > LAST_EPOCH:
+        raise invalid("epoch", f"the epoch of a generation must be at most {LAST_EPOCH}")

@@ -35,6 +35,8 @@ class DetachConfig:
 class _Nobody:
     """The owner of a generation that has been dropped, whose engine may still send a step of tokens."""
 
+    id, outbox = 0, None
+
     def on_begun(self) -> None: ...
 
     def on_tokens(self, delta: Delta) -> None: ...
@@ -54,6 +56,8 @@ class GenerationStore:
     Beyond a bound the generation that has been detached the longest is dropped, those that have ended first: what is
     left of them costs no work.
     """
+
+    id, outbox = 0, None  # As an owner, which is no stream.
 
     def __init__(self, pipeline: Layer, config: DetachConfig) -> None:
         self._pipeline = pipeline
@@ -89,12 +93,13 @@ class GenerationStore:
 
     # From sessions
 
-    def start(self, generation: Generation, request: Request | Failure, call: Call) -> None:
+    def start(self, generation: Generation, request: Request, call: Call) -> None:
         """Run a generation for its owner. A record with the same id and index is replaced.
 
         Raises TAKEN_OVER if that record has had a later owner.
         """
-        former = self._by_id.get(self._key(generation.spec.id), {}).get(generation.index)
+        key = self._key(generation.spec.id)
+        former = self._by_id.get(key, {}).get(generation.index)
         if former is not None:
             if former.epoch > generation.epoch:
                 _leave_group(generation)
@@ -102,20 +107,19 @@ class GenerationStore:
             former_owner = former.owner
             self.drop(former, Cause.REPLACED)
             former_owner.on_ended(taken_over())
-        self._by_id.setdefault(self._key(generation.spec.id), {})[generation.index] = generation
+        self._by_id.setdefault(key, {})[generation.index] = generation
         generation.task = self._group.create_task(self._run(generation, request, call))
         self.running_count += 1
         generation.task.add_done_callback(lambda _: self._on_done(generation))
 
     def _on_done(self, generation: Generation) -> None:
         self.running_count -= 1
+        generation.task = None  # A record that waits needs no more memory than its tokens.
         _leave_group(generation)
 
-    async def _run(self, generation: Generation, request: Request | Failure, call: Call) -> None:
+    async def _run(self, generation: Generation, request: Request, call: Call) -> None:
         outcome: FinishReason | Failure
         try:
-            if isinstance(request, Failure):
-                raise request.copy()
             outcome = (await self._pipeline(request, call, generation)).reason
         except Failure as failure:
             failure.clear_tracebacks()
@@ -160,16 +164,22 @@ class GenerationStore:
         self._remove_detached(generation)
         generation.stop_timer()
         generation.owner = _NOBODY
-        choices = self._by_id.get(self._key(generation.spec.id), {})
+        key = self._key(generation.spec.id)
+        choices = self._by_id.get(key, {})
         if choices.get(generation.index) is generation:
             del choices[generation.index]
             if not choices:
-                del self._by_id[self._key(generation.spec.id)]
+                del self._by_id[key]
         return generation.cancel(cause)
 
-    def cancel_detached(self, generation_id: bytes) -> int:
-        """Drop the generations of an answer that have no frontend. Returns how many of them ran."""
-        return sum(self.drop(one, Cause.EXPLICIT) for one in self.locate(generation_id) if one in self._detached)
+    def cancel(self, generation_id: bytes) -> int:
+        """Drop the generations of an answer, whoever owns them: the owners are told. Returns how many of them ran."""
+        count = 0
+        for one in self.locate(generation_id):
+            owner = one.owner
+            count += self.drop(one, Cause.EXPLICIT)
+            owner.on_ended(Failure(Reason.CANCELLED, "the request was cancelled by the id of its answer"))
+        return count
 
     # The owner of those that are detached
 

@@ -1,5 +1,7 @@
 """A comparison continues after a part that fails, and keeps what was measured before the failure."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from bench.clients.wrk import Load
@@ -12,6 +14,15 @@ def test_grpc_is_measured_up_to_its_maximum_of_streams() -> None:
     loads = [Load(streams, 1, 10) for streams in (1, 256, 512)]
 
     assert [load.streams for load in Plan(loads, loads[0], [], [OURS]).grpc_loads] == [1, 256]
+
+
+@pytest.mark.parametrize(("streams", "expected"), [((1, 16, 64, 256, 512), [64, 256]), ((2,), [2])])
+def test_streams_that_can_be_resumed_are_measured_with_the_largest_loads_of_streams(
+    streams: Sequence[int], expected: Sequence[int]
+) -> None:
+    loads = [Load(number, 1, 10) for number in streams]
+
+    assert [load.streams for load in Plan(loads, loads[0], [], [OURS]).kept_loads] == expected
 
 
 @pytest.mark.parametrize("system", [OURS, PEER])

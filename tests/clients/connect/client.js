@@ -1,12 +1,13 @@
-// A gRPC client with Connect's stubs: `node client.js HOST:PORT`. See buf.gen.yaml for how to generate the stubs from the
-// published proto file.
+// A gRPC client with Connect's stubs: `node client.js HOST:PORT [HOST:PORT]`. See buf.gen.yaml for how to generate the stubs
+// from the published proto file.
 //
-// It prints a line of JSON for each step.
+// It prints a line of JSON for each step. With the addresses of two frontends, it only loses the first one: see resume.js.
 import { durationMs } from "@bufbuild/protobuf/wkt";
 import { Code, ConnectError, createClient } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
 import { ErrorInfoSchema, RetryInfoSchema } from "./gen/google/rpc/error_details_pb.js";
 import { FinishReason, FinishReasonSchema, Inference } from "./gen/unbroken/v1/inference_pb.js";
+import { generate as generateKept } from "./resume.js";
 
 const MODEL = "mocker";
 const FULL_MODEL = "full"; // The only worker of this model runs one request at a time.
@@ -16,23 +17,28 @@ const ENOUGH = 5;
 const DEADLINE_MS = 60_000;
 const SHORT_DEADLINE_MS = 2_000;
 
-const baseUrl = `http://${process.argv[2]}`;
-const sessionManager = new Http2SessionManager(baseUrl); // Passed in so that it can be closed at the end.
-const client = createClient(Inference, createGrpcTransport({ baseUrl, sessionManager }));
+const urls = process.argv.slice(2).map((address) => `http://${address}`);
+const sessionManagers = urls.map((url) => new Http2SessionManager(url)); // Passed in so that they can be closed at the end.
+const clients = urls.map((baseUrl, index) =>
+  createClient(Inference, createGrpcTransport({ baseUrl, sessionManager: sessionManagers[index] })),
+);
+const [client] = clients;
 
 /** The stream broke a rule of inference.proto, so what was received is not the answer. */
 class StreamIncomplete extends Error {}
 
-/** Starts a request, which ends when `signal` aborts. `name` becomes its request id, which the logs show. */
-function generate(name, { model = MODEL, maxTokens = TOKENS, timeoutMs = DEADLINE_MS, signal } = {}) {
-  const request = {
-    model,
-    prompt: { case: "text", value: "The moon" },
-    sampling: { temperature: 0.8, seed: 7n },
-    stop: { maxTokens, ignoreEos: true },
-    requestId: `connect-${name}`,
-  };
-  return client.generate(request, { timeoutMs, signal });
+/** Returns a request. `name` becomes its request id, which the logs show. */
+const requestOf = (name, { model = MODEL, maxTokens = TOKENS } = {}) => ({
+  model,
+  prompt: { case: "text", value: "The moon" },
+  sampling: { temperature: 0.8, seed: 7n },
+  stop: { maxTokens, ignoreEos: true },
+  requestId: `connect-${name}`,
+});
+
+/** Starts a request, which ends when `signal` aborts. */
+function generate(name, { timeoutMs = DEADLINE_MS, signal, ...options } = {}) {
+  return client.generate(requestOf(name, options), { timeoutMs, signal });
 }
 
 /** Yields the deltas of a stream with one choice. Throws StreamIncomplete if it breaks a rule, or ConnectError if its status is not OK. */
@@ -119,6 +125,14 @@ async function deadline() {
   report("deadline", { tokens, status: statusName(error), ...details(error) });
 }
 
+/** Loses its frontend: the test that runs this program kills the first one when it reads `begun`. */
+async function lostFrontend() {
+  const deadline = Date.now() + DEADLINE_MS;
+  const request = requestOf("lost_frontend");
+  report("undisturbed", await readAnswer(generateKept(clients.slice(1), request, deadline)));
+  report("resumed", await readAnswer(generateKept(clients, request, deadline), () => report("begun")));
+}
+
 /** Returns a status code as gRPC spells it: RESOURCE_EXHAUSTED, not ResourceExhausted. */
 function statusName({ code }) {
   if (code === Code.Canceled) return "CANCELLED";
@@ -130,10 +144,14 @@ function report(step, fields = {}) {
   console.log(JSON.stringify({ step, ...fields }));
 }
 
-report("stream", await readAnswer(generate("stream")));
-await cancel();
-await refusal();
-await deadline();
-// The test that runs this program kills the worker when it reads `begun`. The client needs no code for that.
-report("lost_worker", await readAnswer(generate("lost_worker"), () => report("begun")));
-sessionManager.abort();
+if (clients.length > 1) {
+  await lostFrontend();
+} else {
+  report("stream", await readAnswer(generate("stream")));
+  await cancel();
+  await refusal();
+  await deadline();
+  // The test that runs this program kills the worker when it reads `begun`. The client needs no code for that.
+  report("lost_worker", await readAnswer(generate("lost_worker"), () => report("begun")));
+}
+for (const manager of sessionManagers) manager.abort();

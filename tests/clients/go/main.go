@@ -1,11 +1,11 @@
-// A gRPC client that needs nothing but the published proto file: `client HOST:PORT`.
+// A gRPC client that needs nothing but the published proto file: `client HOST:PORT [HOST:PORT]`.
 //
 // To generate the stubs beside this file, run in the folder that contains proto/unbroken/v1/inference.proto, with the
 // plugins that `go install tool` installs:
 //
 //	buf generate proto --path proto/unbroken/v1/inference.proto
 //
-// It prints a line of JSON for each step.
+// It prints a line of JSON for each step. With the addresses of two frontends, it only loses the first one: see resume.go.
 package main
 
 import (
@@ -57,12 +57,22 @@ func (got answer) fields() map[string]any {
 }
 
 func main() {
-	connection, err := grpc.NewClient(os.Args[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		log.Fatal(err)
+	var clients []unbroken.InferenceClient
+	for _, address := range os.Args[1:] {
+		connection, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer connection.Close()
+		clients = append(clients, unbroken.NewInferenceClient(connection))
 	}
-	defer connection.Close()
-	client := unbroken.NewInferenceClient(connection)
+	if len(clients) > 1 {
+		if err := lostFrontend(clients); err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
+	client := clients[0]
 	for _, try := range []func(unbroken.InferenceClient) error{stream, cancel, refusal, deadlinePassed, lostWorker} {
 		if err := try(client); err != nil {
 			log.Fatal(err)
@@ -81,9 +91,13 @@ func buildRequest(name, model string, maxTokens uint32) *unbroken.GenerateReques
 	}
 }
 
+type receiver interface {
+	Recv() (*unbroken.GenerateResponse, error)
+}
+
 // read passes each delta of a stream with one choice to take, until take fails. It returns errIncomplete if the stream
 // breaks a rule, or the stream's status as an error if that is not OK.
-func read(responses grpc.ServerStreamingClient[unbroken.GenerateResponse], take func(*unbroken.Delta) error) error {
+func read(responses receiver, take func(*unbroken.Delta) error) error {
 	position, complete := 0, false
 	for {
 		response, err := responses.Recv()
@@ -114,16 +128,20 @@ func read(responses grpc.ServerStreamingClient[unbroken.GenerateResponse], take 
 	}
 }
 
-// readAnswer reads a stream to its end, and calls begun once enough tokens have arrived.
+// readAnswer requests an answer and reads it to its end. It calls begun once enough tokens have arrived.
 func readAnswer(client unbroken.InferenceClient, request *unbroken.GenerateRequest, begun func()) (answer, error) {
 	ctx, stop := context.WithTimeout(context.Background(), deadline)
 	defer stop()
-	var got answer
 	responses, err := client.Generate(ctx, request)
 	if err != nil {
-		return got, err
+		return answer{}, err
 	}
-	err = read(responses, func(delta *unbroken.Delta) error {
+	return readStream(responses, begun)
+}
+
+func readStream(responses receiver, begun func()) (answer, error) {
+	var got answer
+	err := read(responses, func(delta *unbroken.Delta) error {
 		had := len(got.tokenIDs)
 		got.tokenIDs = append(got.tokenIDs, delta.GetTokenIds()...)
 		got.text += delta.GetText()
@@ -223,16 +241,33 @@ func deadlinePassed(client unbroken.InferenceClient) error {
 // lostWorker loses its worker: the test that runs this program kills the worker when it reads `begun`. The client needs no
 // code for that.
 func lostWorker(client unbroken.InferenceClient) error {
-	begun := func() {
-		if err := report("begun", nil); err != nil {
-			log.Fatal(err)
-		}
-	}
-	got, err := readAnswer(client, buildRequest("lost_worker", model, tokens), begun)
+	got, err := readAnswer(client, buildRequest("lost_worker", model, tokens), reportBegun)
 	if err != nil {
 		return err
 	}
 	return report("lost_worker", got.fields())
+}
+
+// lostFrontend loses its frontend: the test that runs this program kills the first one when it reads `begun`.
+func lostFrontend(clients []unbroken.InferenceClient) error {
+	ctx, stop := context.WithTimeout(context.Background(), deadline)
+	defer stop()
+	request := buildRequest("lost_frontend", model, tokens)
+	undisturbed, err := readStream(generate(ctx, clients[1:], request), func() {})
+	if err != nil {
+		return err
+	}
+	resumed, err := readStream(generate(ctx, clients, request), reportBegun)
+	if err != nil {
+		return err
+	}
+	return errors.Join(report("undisturbed", undisturbed.fields()), report("resumed", resumed.fields()))
+}
+
+func reportBegun() {
+	if err := report("begun", nil); err != nil {
+		log.Fatal(err)
+	}
 }
 
 // name returns a status code as gRPC spells it: RESOURCE_EXHAUSTED, not ResourceExhausted.

@@ -21,6 +21,7 @@ from tests.clients.healing.server import (
     failure,
     stream,
 )
+from unbroken_client import RetryPolicy, httpx_client
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [], "stream": True}
 SEND_1, SEND_2 = f"POST first {PATH}", f"POST second {PATH}"
@@ -83,6 +84,24 @@ def test_usage_comes_once_if_the_end_of_the_stream_is_lost(ask: Any) -> None:
     plane = Plane(stream(last + usage, CUT), stream(usage + DONE))
 
     assert ask(plane).text == last + usage + DONE
+
+
+def test_server_of_a_stream_that_is_silent_for_too_long_is_left(ask: Any) -> None:
+    plane = Plane(stream(event("a", "1-0"), httpx.ReadTimeout("silent")), stream(event("b", "2-0"), DONE))
+
+    answered = ask(plane, policy=RetryPolicy(base_s=0.0, silence_s_max=7.5))
+
+    assert answered.text == event("a", "1-0") + event("b", "2-0") + DONE
+    assert plane.asked == [SEND_1, RESUME_2]
+    assert [one.extensions["timeout"]["read"] for one in plane.requests] == [7.5, 7.5]
+
+
+def test_whole_answer_may_take_as_long_as_its_timeout_says(ask: Any) -> None:
+    plane = Plane(httpx.Response(200, json={}))
+
+    ask(plane, CHAT | {"stream": False}, RetryPolicy(silence_s_max=7.5))
+
+    assert plane.requests[0].extensions["timeout"]["read"] != 7.5
 
 
 def test_stream_that_breaks_again_goes_on_again(ask: Any) -> None:
@@ -280,6 +299,24 @@ def test_user_who_leaves_ends_the_answer(ask: Any) -> None:
     ask(plane, reads=1)
 
     assert [one.url.path for one in plane.cancels] == [f"/v1/requests/{ID}/cancel"]
+
+
+def test_user_who_leaves_ends_the_answer_by_its_own_id_if_the_name_that_the_user_chose_cannot_be_one(ask: Any) -> None:
+    """A name is known to one server alone, and a balancer may send the cancel to another."""
+    plane = Plane(stream(event("a", "1-0"), event("b", "2-0"), DONE))
+
+    ask(plane, reads=1, x_request_id="mine")
+
+    assert [one.url.path for one in plane.cancels] == [f"/v1/requests/{ID}/cancel"]
+
+
+@pytest.mark.parametrize(
+    "urls", [[], "http://first:8000", ["first:8000"], ["127.0.0.1:8000"], ["http://first:8000", "second"], ["http://"]]
+)
+def test_base_urls_that_no_request_could_match_are_refused(urls: Any) -> None:
+    """A bug: the requests were passed on without protection, and nothing told so."""
+    with pytest.raises(ValueError, match="base URL"):
+        httpx_client(urls)
 
 
 def test_user_who_leaves_may_let_the_answer_go_on(ask: Any) -> None:

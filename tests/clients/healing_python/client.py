@@ -11,9 +11,10 @@ from typing import Any
 
 from openai import AsyncOpenAI, OpenAI
 
-from unbroken_client import async_httpx_client, httpx_client
+from unbroken_client import RetryPolicy, async_httpx_client, httpx_client
 
 ENOUGH = 5
+SILENCE_S_MAX = 5.0
 QUESTION: dict[str, Any] = {
     "model": "mocker",
     "messages": [{"role": "user", "content": "Why does the moon have phases?"}],
@@ -37,14 +38,16 @@ def main() -> None:
         "async_stream": async_stream,
         "async_whole": async_whole,
         "lost_plane": with_tokens,
+        "frozen": watched,
     }[step]
     report("undisturbed", **run([second], lambda: None))
     report("healed", **run([first, second], lambda: report("begun")))
 
 
-def stream(urls: list[str], begun: Any, **more: Any) -> dict[str, Any]:
+def stream(urls: list[str], begun: Any, policy: RetryPolicy | None = None, **more: Any) -> dict[str, Any]:
     """Read a stream."""
-    with OpenAI(base_url=f"{urls[0]}/v1", api_key="none", max_retries=0, http_client=httpx_client(urls)) as client:
+    http = httpx_client(urls, policy=policy)
+    with OpenAI(base_url=f"{urls[0]}/v1", api_key="none", max_retries=0, http_client=http) as client:
         answer = Answer(begun)
         for chunk in client.chat.completions.create(**QUESTION, **STREAMED, **more):
             answer.add(chunk)
@@ -54,6 +57,11 @@ def stream(urls: list[str], begun: Any, **more: Any) -> dict[str, Any]:
 def with_tokens(urls: list[str], begun: Any) -> dict[str, Any]:
     """Read a stream with its token ids, so that it goes on although all workers are lost."""
     return stream(urls, begun, extra_body={"return_token_ids": True})
+
+
+def watched(urls: list[str], begun: Any) -> dict[str, Any]:
+    """Read a stream, and leave a server that is silent for too long."""
+    return stream(urls, begun, RetryPolicy(silence_s_max=SILENCE_S_MAX))
 
 
 def leave(urls: list[str]) -> None:

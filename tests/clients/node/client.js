@@ -1,13 +1,15 @@
-// A gRPC client that needs nothing but the published proto file: `node client.js --proto FOLDER HOST:PORT`.
+// A gRPC client that needs nothing but the published proto file: `node client.js --proto FOLDER HOST:PORT
+// [HOST:PORT]`.
 //
 // FOLDER contains unbroken/v1/inference.proto, which is read at start; the default is `proto`.
 //
-// It prints a line of JSON for each step.
+// It prints a line of JSON for each step. With the addresses of two frontends, it only loses the first one: see resume.js.
 import { createRequire } from "node:module";
 import path from "node:path";
 import { parseArgs } from "node:util";
 import grpc from "@grpc/grpc-js";
 import protoLoader from "@grpc/proto-loader";
+import { generate as generateKept } from "./resume.js";
 
 const MODEL = "mocker";
 const FULL_MODEL = "full"; // The only worker of this model runs one request at a time.
@@ -19,7 +21,7 @@ const SHORT_DEADLINE_MS = 2_000;
 
 const {
   values: { proto: protoFolder },
-  positionals: [address],
+  positionals: addresses,
 } = parseArgs({ allowPositionals: true, options: { proto: { type: "string", default: "proto" } } });
 const googleFolder = path.dirname(createRequire(import.meta.url).resolve("google-proto-files/package.json"));
 const proto = grpc.loadPackageDefinition(
@@ -31,21 +33,24 @@ const proto = grpc.loadPackageDefinition(
     defaults: true,
   }),
 );
-const client = new proto.unbroken.v1.Inference(address, grpc.credentials.createInsecure());
+const clients = addresses.map((address) => new proto.unbroken.v1.Inference(address, grpc.credentials.createInsecure()));
+const [client] = clients;
 
 /** The stream broke a rule of inference.proto, so what was received is not the answer. */
 class StreamIncomplete extends Error {}
 
-/** Starts a request. `name` becomes its request id, which the logs show. */
-function generate(name, { model = MODEL, maxTokens = TOKENS, deadlineMs = DEADLINE_MS } = {}) {
-  const request = {
-    model,
-    text: "The moon",
-    sampling: { temperature: 0.8, seed: 7 },
-    stop: { max_tokens: maxTokens, ignore_eos: true },
-    request_id: `node-${name}`,
-  };
-  return client.generate(request, { deadline: Date.now() + deadlineMs });
+/** Returns a request. `name` becomes its request id, which the logs show. */
+const requestOf = (name, { model = MODEL, maxTokens = TOKENS } = {}) => ({
+  model,
+  text: "The moon",
+  sampling: { temperature: 0.8, seed: 7 },
+  stop: { max_tokens: maxTokens, ignore_eos: true },
+  request_id: `node-${name}`,
+});
+
+/** Starts a request. */
+function generate(name, { deadlineMs = DEADLINE_MS, ...options } = {}) {
+  return client.generate(requestOf(name, options), { deadline: Date.now() + deadlineMs });
 }
 
 /** Yields the deltas of a stream with one choice. Throws StreamIncomplete if it breaks a rule, or its status if that is not OK. */
@@ -144,15 +149,27 @@ async function deadline() {
   report("deadline", { tokens, status: grpc.status[error.code], ...details(error) });
 }
 
+/** Loses its frontend: the test that runs this program kills the first one when it reads `begun`. */
+async function lostFrontend() {
+  const options = { deadline: Date.now() + DEADLINE_MS, details };
+  const request = requestOf("lost_frontend");
+  report("undisturbed", await readAnswer(generateKept(clients.slice(1), request, options)));
+  report("resumed", await readAnswer(generateKept(clients, request, options), () => report("begun")));
+}
+
 /** Prints the result of a step. */
 function report(step, fields = {}) {
   console.log(JSON.stringify({ step, ...fields }));
 }
 
-report("stream", await readAnswer(generate("stream")));
-await cancel();
-await refusal();
-await deadline();
-// The test that runs this program kills the worker when it reads `begun`. The client needs no code for that.
-report("lost_worker", await readAnswer(generate("lost_worker"), () => report("begun")));
-client.close();
+if (clients.length > 1) {
+  await lostFrontend();
+} else {
+  report("stream", await readAnswer(generate("stream")));
+  await cancel();
+  await refusal();
+  await deadline();
+  // The test that runs this program kills the worker when it reads `begun`. The client needs no code for that.
+  report("lost_worker", await readAnswer(generate("lost_worker"), () => report("begun")));
+}
+for (const one of clients) one.close();

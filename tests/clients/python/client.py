@@ -1,10 +1,10 @@
-"""A gRPC client that needs nothing but the published proto file: `client.py HOST:PORT`.
+"""A gRPC client that needs nothing but the published proto file: `client.py HOST:PORT [HOST:PORT]`.
 
 To generate the stubs beside this file, run in the folder that contains `proto/unbroken/v1/inference.proto`:
 
     python -m grpc_tools.protoc -I proto --python_out=. --grpc_python_out=. unbroken/v1/inference.proto
 
-It prints a line of JSON for each step.
+It prints a line of JSON for each step. With the addresses of two frontends, it only loses the first one: see resume.py.
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+from resume import generate
 from unbroken.v1 import inference_pb2, inference_pb2_grpc
 
 MODEL = "mocker"
@@ -33,13 +34,18 @@ class StreamIncomplete(Exception):
 
 def main() -> None:
     """Run each step once."""
-    with grpc.insecure_channel(sys.argv[1]) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
+    channels = [grpc.insecure_channel(address) for address in sys.argv[1:]]
+    stub, *others = [inference_pb2_grpc.InferenceStub(channel) for channel in channels]
+    if others:
+        lost_frontend([stub, *others])
+    else:
         report("stream", **read_answer(stub.Generate(build_request("stream"), timeout=DEADLINE_S)))
         cancel(stub)
         refusal(stub)
         deadline(stub)
         lost_worker(stub)
+    for channel in channels:
+        channel.close()
 
 
 def build_request(name: str, model: str = MODEL, max_tokens: int = TOKENS) -> Any:
@@ -142,6 +148,13 @@ def lost_worker(stub: Any) -> None:
         "lost_worker",
         **read_answer(stub.Generate(build_request("lost_worker"), timeout=DEADLINE_S), reports_begin=True),
     )
+
+
+def lost_frontend(stubs: list[Any]) -> None:
+    """The test that runs this program kills the first frontend when it reads `begun`."""
+    request = build_request("lost_frontend")
+    report("undisturbed", **read_answer(generate(stubs[1:], request, DEADLINE_S)))
+    report("resumed", **read_answer(generate(stubs, request, DEADLINE_S), reports_begin=True))
 
 
 def report(step: str, **fields: Any) -> None:

@@ -35,6 +35,10 @@ class Cluster:
         await until(lambda: all(frontend.has_found(worker) for worker in [self.full, *self.workers]))
         return frontend
 
+    async def generated(self) -> float:
+        """How many tokens the workers have computed so far."""
+        return sum([(await read_metrics(worker)).generated_tokens for worker in self.workers])
+
     async def kill_busy(self) -> None:
         """Kill the worker that runs a request, once only one does: cancelled requests may still be running."""
         worker: Process = await until(self._only_busy)

@@ -1,13 +1,10 @@
-"""Runs the program of a client.
-
-The program prints lines of JSON. When it prints `begun`, the worker that serves its stream is killed.
-"""
+"""Runs the program of a client, which prints a line of JSON for each step."""
 
 import asyncio
 import json
 import os
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,18 +12,28 @@ from tests.clients.support.cluster import Cluster
 
 CLIENT_S_MAX = 180.0
 
+Nemesis = Callable[[], Awaitable[None]]
+Reported = dict[str, dict[str, Any]]
+"""The fields that a program reports, by step."""
 
-async def run(cluster: Cluster, command: list[str]) -> dict[str, Any]:
-    """Run the program; return what it reports for each step. A worker is killed meanwhile."""
+
+async def run(cluster: Cluster, command: list[str]) -> Reported:
+    """Run the program; return what it reports. When it prints `begun`, the worker that serves its stream is killed."""
     await cluster.fill()
-    reported: dict[str, Any] = {}
+    return await steps(command, cluster.kill_busy)
+
+
+async def steps(command: list[str], on_begun: Nemesis) -> Reported:
+    """Run the program; return what it reports. `on_begun`: called when it prints `begun`."""
+    reported: Reported = {}
     async with running(command) as process:
         assert process.stdout is not None
         while line := await process.stdout.readline():
             step = json.loads(line)
-            reported[step["step"]] = step
-            if step["step"] == "begun":
-                await cluster.kill_busy()
+            name = step.pop("step")
+            reported[name] = step
+            if name == "begun":
+                await on_begun()
         assert await process.wait() == 0
     return reported
 

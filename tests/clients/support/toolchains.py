@@ -159,6 +159,11 @@ def node_sdk(folder: Path) -> list[str]:
     return ["node", str(folder / "client.js")]
 
 
+def browser(folder: Path) -> list[str]:
+    """Build nothing: the program needs Python alone."""
+    return [sys.executable, str(folder / "client.py")]
+
+
 def connect(folder: Path) -> list[str]:
     """Generate the stubs with a plugin among the packages, and with this project's `buf`."""
     command = node_sdk(folder)
@@ -212,4 +217,6 @@ HEALING = (
     Client("healing_node", ("node", "npm"), healing_node, "js"),
 )
 """Clients that take the addresses of the HTTP API of two frontends."""
+BROWSER = Client("browser", ("chromium",), browser)
+"""Takes a step, the address of the HTTP API, and the body of a request."""
 SURFACE = Client("surface", (), schemathesis)

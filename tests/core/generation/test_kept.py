@@ -1,8 +1,10 @@
 """What the choices of one kept answer share: its id, whether it was found, and the records that wait for its end."""
 
+from collections.abc import Callable
+
 import pytest
 
-from services.core.generation.kept import EPOCH_BITS, RANDOM_ID, Generation
+from services.core.generation.kept import EPOCH_BITS, RANDOM_ID, Copy, Generation
 
 
 def make() -> Generation:
@@ -51,6 +53,60 @@ def test_what_is_held_while_records_are_let_go_of_waits_for_the_next_time() -> N
     generation.release()
 
     assert let_go == ["first", "second"]
+
+
+# Records that are not needed once tokens of another have come
+
+
+class Records:
+    """Records that say when they are discarded."""
+
+    def __init__(self) -> None:
+        self.discarded: list[str] = []
+
+    def discard(self, name: str) -> Callable[[], None]:
+        return lambda: self.discarded.append(name)
+
+    def copy(self, name: str) -> Copy:
+        return Copy(session=name, token_count=0, is_over=False, discard=self.discard(name))
+
+
+def test_best_record_is_taken_and_the_others_are_discarded_once_tokens_of_it_have_come() -> None:
+    generation, records = make(), Records()
+    generation.copies = {0: [records.copy(name) for name in "abc"], 1: [records.copy("d")]}
+
+    taken = generation.take_copy(0)
+    assert (taken and taken.session, records.discarded) == ("a", [])
+
+    generation.drop_others(0)
+    generation.drop_others(0)
+
+    assert records.discarded == ["b", "c"]
+    assert generation.take_copy(0) is None
+    assert generation.copies.keys() == {1}
+
+
+def test_record_left_on_a_lost_worker_is_discarded_once_the_choice_goes_on_elsewhere() -> None:
+    generation, records = make(), Records()
+    generation.leave(0, "a", records.discard("a"))
+    generation.leave(1, "b", records.discard("b"))
+
+    generation.drop_others(0)
+    generation.drop_others(0)
+
+    assert records.discarded == ["a"]
+
+
+def test_record_left_on_a_worker_is_not_discarded_once_the_choice_is_there_again() -> None:
+    generation, records = make(), Records()
+    generation.leave(0, "a", records.discard("a"))
+    generation.leave(0, "b", records.discard("b"))
+
+    generation.return_to(0, "a")
+    generation.return_to(7, "a")
+    generation.drop_others(0)
+
+    assert records.discarded == ["b"]
 
 
 @pytest.mark.parametrize(

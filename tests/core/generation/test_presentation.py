@@ -34,7 +34,6 @@ KINDS = {
     "several prompts": make_request(token_ids=None, parts=(make_request((1,), n=2), make_request((2, 3), n=2)), n=2),
     "guided": make_request(guided=Guided(GuidedKind.CHOICE, ("yes", "no"))),
     "empty prompt": make_request(()),
-    "no limit": make_request(max_tokens=None),
 }
 
 

@@ -103,4 +103,12 @@ TRIED = {
     "npm ci": Place("tests/clients/test_stubs.py"),
     "buf curl": Place("tests/clients/test_commands.py", "BUF", "stands for those in the blocks"),
     "from openai import OpenAI": Place("tests/clients/test_sdks.py"),
+    "pip install ./clients/python": Place(
+        "tests/clients/support/toolchains.py", '"--no-deps", wheel', "the wheel that it builds is installed and tried"
+    ),
+    "npm install ./clients/js": Place(
+        "tests/clients/support/toolchains.py",
+        '"--no-save"',
+        "the package is installed as the tarball that it publishes",
+    ),
 }

@@ -49,7 +49,7 @@ def test_the_script_for_gpus_asks_all_it_has_to_ask(tmp_path: Path) -> None:
     shell = Shell(tmp_path, PYTHONPATH=str(FAKES))
     (mounted,) = re.findall(r"\$PWD/(\S+):/gpu:ro", options)
 
-    printed = shell.run(f"{words} --patience 2", {"/gpu": mounted, "/model": str(make_model_folder(tmp_path))})
+    printed = shell.run(f"{words} --patience 60", {"/gpu": mounted, "/model": str(make_model_folder(tmp_path))})
 
     assert f"FROM {image}\n" in (ROOT / DOCKERFILE).read_text()
     assert [question for question, _, _ in QUESTIONS if f"| {question} | " not in printed] == []

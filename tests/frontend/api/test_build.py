@@ -1,7 +1,11 @@
 """The clients' application has all routes of clients, and those of operators only if it is given an `Admin`."""
 
+import pytest
+
 from services.frontend.api.build import build_admin_app, build_app
+from services.http.router import NoRoute
 from services.http.server.config import PROBE_PATHS, HttpConfig
+from services.http.server.messages import HttpRequest
 from tests.frontend.support import alone, finder_of
 from tests.http.support import Script, StubFrontend, admin_of
 
@@ -33,6 +37,14 @@ def test_application_for_clients_has_their_routes_alone() -> None:
 
 def test_application_for_clients_has_admin_routes_if_it_serves_operators_too() -> None:
     assert routes_of_clients(with_admin=True) == CLIENTS | EVERYWHERE | OPERATORS
+
+
+def test_head_does_not_take_an_answer_over() -> None:
+    """A bug: a probe with HEAD ended the stream of the client that was reading the answer."""
+    routes = build_app(Script(), StubFrontend(), alone(), HttpConfig(), lambda *_: None, finder_of()).routes
+
+    with pytest.raises(NoRoute, match="does not take HEAD"):
+        routes.find(HttpRequest(method="HEAD", path=f"/v1/streams/{'0' * 32}", headers={}))
 
 
 def test_application_for_operators_has_no_routes_of_clients() -> None:

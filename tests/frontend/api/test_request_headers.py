@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from services.frontend.api.openapi.operations import OPERATIONS
-from services.frontend.api.request_headers import HEADERS
+from services.frontend.api.request_headers import HEADERS, is_done, resume_of
 from services.http.server.config import HttpConfig
+from services.http.server.messages import HttpRequest
 from tests.http.support import Script, error_of, run, serving
 
 BODY = {"model": "org/tiny", "prompt": "hi"}
@@ -135,6 +136,20 @@ def test_return_partial_is_refused_unless_true_or_false(given: str) -> None:
         assert not script.calls
 
     run(test)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "expected"),
+    [("text/event-stream", True), ("*/*", True), (None, True), ("application/json", False)],
+)
+def test_client_with_the_last_id_gets_no_events_and_may_get_the_whole_answer(
+    accepted: str | None, expected: bool
+) -> None:
+    headers = {"last-event-id": "done", "x-request-id": "0" * 32}
+    request = HttpRequest(method="POST", path="/", headers=headers | ({"accept": accepted} if accepted else {}))
+
+    assert is_done(request) == expected
+    assert resume_of(request) == (bytes(16), None)
 
 
 def test_openapi_document_lists_every_header_at_both_endpoints() -> None:

@@ -69,7 +69,7 @@ def test_size_of_what_all_prompts_carry_together_is_bounded(parts: int, excess: 
     with pytest.raises(Failure) as caught:
         run_async(call_layer(Keep(script), request, kept=kept))
 
-    assert (caught.value.reason, caught.value.param) == (Reason.INVALID_ARGUMENT, "x-on-disconnect")
+    assert (caught.value.reason, caught.value.param) == (Reason.INVALID_ARGUMENT, "X-On-Disconnect")
     assert script.requests == []
 
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from services.core.call import Call
 from services.core.errors import Reason
 from services.core.generation.kept import Kept
 from services.core.interface import Finish, Sink
-from services.core.request import FinishReason, Request
+from services.core.request import Continuation, FinishReason, Request, Sampling
 from services.frontend.layers.migrate import Migrate, MigrateConfig
 from tests.frontend.migration.support import ABLE, Case, RecordedMetrics, Stage, staged
 from tests.support.doubles import HANG, Collected, Script, call_layer, make_kept, make_request, run_async
+
+DRAWING = replace(ABLE, resume=replace(ABLE.resume, sampling=False))
+"""Of an engine without seeds."""
 
 
 def test_an_answer_without_a_failure_passes_through_unchanged() -> None:
@@ -128,6 +132,23 @@ def test_record_of_each_attempt_begins_after_the_tokens_that_the_client_brought(
     assert case.script.requests[1].generated_token_ids == (*generated, 7, 8)
 
 
+def test_resumed_answer_that_had_moved_says_what_it_has_lost() -> None:
+    case, kept = Case([7]), make_kept()
+    kept.generation.continuations = {0: Continuation.PREFIX}
+
+    answer = case.run(kept=kept)
+
+    assert [(one.token_ids, one.continuation) for one in answer.deltas] == [((), Continuation.PREFIX), ([7], None)]
+
+
+def test_what_a_kept_answer_loses_by_moving_is_known_to_the_next_worker() -> None:
+    case, kept = Case([7, Reason.DISCONNECTED], [8], card=DRAWING), make_kept()
+
+    case.run(make_request(sampling=Sampling(temperature=0.8)), kept=kept)
+
+    assert kept.generation.continuations == {0: Continuation.PREFIX}
+
+
 def test_next_worker_gets_the_log_probabilities_of_the_tokens_before() -> None:
     async def play(stage: Stage) -> None:
         source = await stage.attempt(0)
@@ -205,3 +226,27 @@ def test_answer_is_known_to_have_begun_when_the_engine_of_an_attempt_has() -> No
     Case([7]).run(kept=kept)
 
     assert begun == [True]
+
+
+@pytest.mark.parametrize(
+    ("takes", "expected"),
+    [
+        ([[7]], ["attempt 0", "dropped 0"]),
+        ([[Reason.DISCONNECTED], [7]], ["attempt 0", "attempt 1", "dropped 0", "dropped 1"]),
+        ([[7, Reason.DISCONNECTED], [8]], ["attempt 0", "dropped 0", "attempt 1", "dropped 1"]),
+    ],
+)
+def test_other_records_are_dropped_once_tokens_have_come_after_each_move(takes: Any, expected: list[str]) -> None:
+    """Not when an engine has begun: the worker may be lost before it sends what it has."""
+    kept, events = make_kept(first_index=4), list[str]()
+
+    class Left(Script):
+        async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+            number = len(self.calls)
+            events.append(f"attempt {number}")
+            kept.generation.leave(4, str(number), lambda: events.append(f"dropped {number}"))
+            return await super().__call__(request, call, sink)
+
+    run_async(call_layer(Migrate(Left(*takes), MigrateConfig(), RecordedMetrics()), make_request(), kept=kept))
+
+    assert events == expected

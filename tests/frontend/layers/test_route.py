@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from services.core.call import Call
 from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure, Reason, RefusedFor
-from services.core.generation.kept import Kept
+from services.core.generation.kept import Copy, Kept
+from services.core.interface import Finish, Sink
+from services.core.request import Request
 from services.frontend.layers.route import Route
 from services.frontend.routing.balancer import Balancer
 from services.frontend.routing.candidate import Candidate
@@ -356,9 +359,25 @@ def test_a_group_larger_than_every_workers_request_limit_is_an_invalid_request()
 # Answers that are resumed
 
 
-def adopting(workers: FakePool, kept: Kept, *takes: Sequence[Step], choice: int = 0) -> Script:
+def copies_of(*sessions: str) -> list[Copy]:
+    return [Copy(session=one, token_count=0, is_over=False, discard=lambda: None) for one in sessions]
+
+
+class AdoptingScript(Script):
+    """`adopted`: the session that each attempt adopts from; None for a new request."""
+
+    def __init__(self, *takes: Sequence[Step]) -> None:
+        super().__init__(*takes)
+        self.adopted: list[str | None] = []
+
+    async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
+        self.adopted.append(None if call.attempt.adopts is None else call.attempt.adopts.session)
+        return await super().__call__(request, call, sink)
+
+
+def adopting(workers: FakePool, kept: Kept, *takes: Sequence[Step], choice: int = 0) -> AdoptingScript:
     """The script after one call for each take."""
-    script = Script(*takes)
+    script = AdoptingScript(*takes)
 
     async def scenario() -> None:
         for _ in takes:
@@ -373,19 +392,19 @@ def adopting(workers: FakePool, kept: Kept, *takes: Sequence[Step], choice: int 
 
 def test_choice_that_a_worker_has_already_is_adopted_there() -> None:
     kept = make_kept(first_index=4)
-    kept.generation.adoptions = {5: "b", 1: "a"}
+    kept.generation.copies = {5: copies_of("b"), 1: copies_of("a")}
 
     script = adopting(FakePool(make_candidate("a"), make_candidate("b", in_flight_count=9)), kept, [7], choice=1)
 
-    assert (script.calls[0].attempt.worker, script.calls[0].attempt.adopts) == ("b", True)
-    assert kept.generation.adoptions == {1: "a"}
+    assert (script.calls[0].attempt.worker, script.adopted) == ("b", ["b"])
+    assert [len(copies) for copies in kept.generation.copies.values()] == [0, 1]
 
 
 @pytest.mark.parametrize("state", ["is_full", "is_draining"])
 def test_choice_is_adopted_from_a_worker_that_takes_no_requests(state: str) -> None:
     """Its slot is taken already, and no other worker has the answer."""
     kept = make_kept()
-    kept.generation.adoptions = {0: "a"}
+    kept.generation.copies = {0: copies_of("a")}
 
     script = adopting(
         FakePool(
@@ -400,26 +419,62 @@ def test_choice_is_adopted_from_a_worker_that_takes_no_requests(state: str) -> N
 
 def test_choice_that_no_worker_has_is_sent_as_a_new_one() -> None:
     kept = make_kept()
-    kept.generation.adoptions = {1: "b"}
+    kept.generation.copies = {1: copies_of("b")}
 
     script = adopting(FakePool(make_candidate("a")), kept, [7])
 
-    assert (script.calls[0].attempt.worker, script.calls[0].attempt.adopts) == ("a", False)
+    assert (script.calls[0].attempt.worker, script.adopted) == ("a", [None])
 
 
 def test_adoption_is_asked_for_once_and_the_next_attempt_is_a_new_request() -> None:
     kept = make_kept()
-    kept.generation.adoptions = {0: "a"}
+    kept.generation.copies = {0: copies_of("a")}
 
     script = adopting(FakePool(make_candidate("a"), make_candidate("b")), kept, [7, Reason.DISCONNECTED], [8])
 
-    assert [call.attempt.adopts for call in script.calls] == [True, False]
+    assert script.adopted == ["a", None]
     assert script.calls[1].attempt.worker == "b", "the first one is quarantined"
+
+
+def test_next_best_record_is_adopted_if_the_best_one_was_discarded_meanwhile() -> None:
+    kept = make_kept()
+    kept.generation.copies = {0: copies_of("a", "gone", "b")}
+    script = AdoptingScript([Reason.STREAM_NOT_FOUND], [7])
+
+    run_async(call_layer(route(script, FakePool(make_candidate("a"), make_candidate("b"))), make_request(), kept=kept))
+
+    assert script.adopted == ["a", "b"]
+
+
+def test_last_record_that_was_discarded_ends_the_request() -> None:
+    """It is not computed again: somebody has cancelled the answer, or has all of it."""
+    kept = make_kept()
+    kept.generation.copies = {0: copies_of("a")}
+    script = AdoptingScript([Reason.STREAM_NOT_FOUND], [7])
+
+    with pytest.raises(Failure) as caught:
+        run_async(call_layer(route(script, FakePool(make_candidate("a"))), make_request(), kept=kept))
+
+    assert caught.value.reason is Reason.STREAM_NOT_FOUND
+    assert script.adopted == ["a"]
+
+
+def test_next_record_is_adopted_by_the_next_attempt_unless_there_are_tokens_of_the_first() -> None:
+    """Those of another record need not follow them: engines that draw without seeds draw anew after a move."""
+    for generated, expected in (((), "b"), ((7,), None)):
+        kept = make_kept()
+        kept.generation.copies = {0: copies_of("b")}
+        script = AdoptingScript([8])
+        request = make_request(generated_token_ids=generated)
+
+        run_async(call_layer(route(script, FakePool(make_candidate("a"), make_candidate("b"))), request, kept=kept))
+
+        assert script.adopted == [expected]
 
 
 def test_adoption_from_a_worker_that_was_lost_fails_as_a_lost_worker_does_and_the_next_attempt_chooses() -> None:
     kept = make_kept()
-    kept.generation.adoptions = {0: "gone"}
+    kept.generation.copies = {0: copies_of("gone")}
     workers = FakePool(make_candidate("a"))
     with pytest.raises(Failure) as caught:
         run_async(call_layer(route(Script(), workers), make_request(), kept=kept))
@@ -427,4 +482,4 @@ def test_adoption_from_a_worker_that_was_lost_fails_as_a_lost_worker_does_and_th
 
     script = adopting(workers, kept, [7])
 
-    assert (script.calls[0].attempt.worker, script.calls[0].attempt.adopts) == ("a", False)
+    assert (script.calls[0].attempt.worker, script.adopted) == ("a", [None])

@@ -8,7 +8,7 @@ import pytest
 
 from services.core.call import Attempt, Call, Cause
 from services.core.errors import Failure, Reason
-from services.core.generation.kept import Generation, Kept
+from services.core.generation.kept import Copy, Generation, Kept
 from services.core.request import FinishReason
 from services.frontend.layers import transport
 from services.frontend.layers.transport import Transport
@@ -75,6 +75,9 @@ def test_a_call_without_a_session_is_a_bug() -> None:
 # Answers that are kept: what becomes of the stream is in the table of `_settle`.
 
 
+COPY = Copy(session="i#1", token_count=0, is_over=False, discard=lambda: None)
+
+
 class ReplacedAttempt(Attempt):
     """An attempt whose place another one has taken."""
 
@@ -93,6 +96,7 @@ class Carried:
     task: asyncio.Task[object]
     stream_id: int
     sink: Collected
+    again: BareWorker | None = None
 
     async def told(self) -> worker_pb2.FrontendMessage:
         """What the worker was told since."""
@@ -116,7 +120,7 @@ async def carry(given: Given) -> Carried:
     worker = BareWorker()
     generation = Generation(bytes(16), 30.0, is_told=given.is_told)
     attempt = given.attempt(worker.session)
-    attempt.adopts = given.adopts
+    attempt.adopts = COPY if given.adopts else None
     kept = Kept(generation=generation, is_stopped=lambda: given.is_stopped, early_s=given.early_s)
     call = Call(request_id="r", card=CARD, attempt=attempt, deadline=given.deadline, kept=kept)
     sink = Collected()
@@ -140,6 +144,15 @@ async def ends_well(carried: Carried) -> None:
 async def fails(carried: Carried) -> None:
     carried.worker.refuse(carried.stream_id, reason=Reason.ENGINE_ERROR)
     await settle()
+
+
+async def is_lost(carried: Carried) -> None:
+    """The session is lost, the answer goes on elsewhere, and there is a session again."""
+    carried.worker.vanish()
+    await settle()
+    carried.generation.drop_others(0)
+    carried.again = BareWorker()
+    carried.worker.session.leftovers.on_session("i", carried.again.session.generations)
 
 
 async def is_cancelled_by_id(carried: Carried) -> None:
@@ -168,10 +181,13 @@ async def reads_too_slowly(carried: Carried) -> None:
 
 
 HELD, NOTHING, CANCELLED = "its record is held until the whole answer is over", "nothing", "it is cancelled"
+DISCARDED = "its record is discarded, once there is a session"
 STOPPED, LET_GO = "its engine stops, and its record is held", "it is let go of"
 ROWS: list[tuple[str, str, Given, Callable[[Carried], Awaitable[None]], str]] = [
     ("has ended well", "–", Given(), ends_well, HELD),
     ("has failed", "–", Given(), fails, NOTHING),
+    ("was lost with its session", "goes on elsewhere", Given(), is_lost, DISCARDED),
+    ("was lost with its session", "goes on elsewhere", Given(attempt=ReplacedAttempt), is_lost, DISCARDED),
     ("runs", "has its answer from another attempt", Given(attempt=ReplacedAttempt), leave, CANCELLED),
     ("runs", "is cancelled by its id, has failed, or is past its deadline", Given(), is_cancelled_by_id, CANCELLED),
     ("runs", "is cancelled by its id, has failed, or is past its deadline", Given(), fails_elsewhere, CANCELLED),
@@ -205,6 +221,12 @@ async def observed(carried: Carried) -> str:
     released = await carried.told()
     assert carried.worker.candidate.in_flight_count == 0, "the stream is closed at this end"
     mine = [carried.stream_id]
+    if carried.again is not None:
+        sent = await carried.again.sent()
+        (adopt,) = sent.adopts
+        assert list(sent.cancels) == [adopt.stream_id]
+        assert (adopt.generation_id, adopt.index, adopt.epoch) == (bytes(16), 0, carried.generation.epoch + 1)
+        return DISCARDED
     match (list(told.cancels), list(told.stops), list(told.detaches), list(released.detaches)):
         case ([], [], [], []):
             return NOTHING
@@ -258,6 +280,39 @@ def test_session_that_is_lost_is_told_nothing(is_stopped: bool) -> None:
         assert carried.task.exception() is not None
         carried.generation.release()
         assert not carried.worker.has_sent
+
+    run_clocked(scenario())
+
+
+def test_record_of_a_lost_worker_is_left_there_while_the_answer_goes_on_nowhere_else() -> None:
+    """Its client may come back for it."""
+
+    async def scenario() -> None:
+        carried, again = await carry(Given()), BareWorker()
+        carried.worker.vanish()
+        await settle()
+        carried.worker.session.leftovers.on_session("i", again.session.generations)
+        await settle()
+        assert not again.has_sent
+        assert carried.task.exception() is not None
+
+    run_clocked(scenario())
+
+
+def test_request_that_returns_to_a_lost_worker_does_not_discard_its_own_record() -> None:
+    async def scenario() -> None:
+        carried, again = await carry(Given()), BareWorker()
+        carried.worker.vanish()
+        await settle()
+        assert carried.task.exception() is not None
+        carried.worker.session.leftovers.on_session("i", again.session.generations)
+        call = Call(request_id="r", card=CARD, attempt=Attempt(again.session), kept=carried.call.kept)
+        returned = asyncio.ensure_future(Transport()(make_request(), call, Collected()))
+        await again.sent()
+        carried.generation.drop_others(0)
+        await settle()
+        assert not again.has_sent
+        returned.cancel()
 
     run_clocked(scenario())
 

@@ -11,6 +11,7 @@ from services.core.call import Call
 from services.core.errors import Failure, Reason
 from services.core.generation.kept import EPOCH_BITS, Generation, Kept
 from services.core.generation.presentation import Presentation, encode_presentation
+from services.core.request import Continuation
 from services.frontend.resume.finder import LOCATE_S_MAX, GenerationFinder
 from services.frontend.session.session import WorkerSession
 from services.stubs import worker_pb2
@@ -21,12 +22,20 @@ from tests.support.doubles import make_request
 ID = bytes(range(16))
 
 
+def call_of(**call: Any) -> Call:
+    return Call(request_id="r", kept=Kept(generation=Generation(ID, 12.0, is_told=True)), **call)
+
+
 def presentation(**call: Any) -> bytes:
-    kept = Kept(generation=Generation(ID, 12.0, is_told=True))
-    return encode_presentation(make_request(n=2), Call(request_id="r", kept=kept, **call), b"form")
+    return encode_presentation(make_request(n=4, max_tokens=9), call_of(**call), b"form")
 
 
-def holding(index: int = 0, token_count: int = 0, epoch: int = 1, **state: bool) -> worker_pb2.Holding:
+def sessions_of(generation: Generation) -> dict[int, list[str]]:
+    """The sessions of each choice's copies, the best one first."""
+    return {index: [copy.session for copy in copies] for index, copies in generation.copies.items()}
+
+
+def holding(index: int = 0, token_count: int = 0, epoch: int = 1, **state: Any) -> worker_pb2.Holding:
     return worker_pb2.Holding(index=index, token_count=token_count, epoch=epoch, **state)
 
 
@@ -106,11 +115,11 @@ def test_an_answer_is_found_with_its_presentation_wherever_it_is() -> None:
             await reply(holder, holding())
 
         found, generation = await find(Pool(other, holder), script)
-        assert found.request == make_request(n=2)
+        assert found.request == make_request(n=4, max_tokens=9)
         assert (generation.id, generation.grace_s, generation.presentation) == (ID, 12.0, presentation())
         assert generation.is_told
         assert generation.is_resumed
-        assert generation.adoptions == {0: holder.session.key}
+        assert sessions_of(generation) == {0: [holder.session.key]}
 
     run_clocked(scenario())
 
@@ -130,7 +139,7 @@ FINISHED, FAILED = {"is_finished": True}, {"has_failed": True}
     ids=["further", "finished", "finished before further", "not failed", "further of failed ones"],
 )
 @pytest.mark.parametrize("is_better_first", [True, False])
-def test_choice_is_taken_from_the_worker_that_is_furthest_and_discarded_elsewhere(
+def test_choice_is_taken_from_the_worker_that_is_furthest_and_discarded_elsewhere_once_it_has_come(
     better: worker_pb2.Holding, worse: worker_pb2.Holding, is_better_first: bool
 ) -> None:
     async def scenario() -> None:
@@ -142,9 +151,29 @@ def test_choice_is_taken_from_the_worker_that_is_furthest_and_discarded_elsewher
                 await reply(worker, one)
 
         _, generation = await find(Pool(holder, loser), script)
-        assert generation.adoptions == {0: holder.session.key}
+        assert sessions_of(generation) == {0: [holder.session.key, loser.session.key]}
+        best = generation.take_copy(0)
+        assert best is not None
+        assert (best.token_count, best.is_over) == (better.token_count, better.is_finished or better.has_failed)
+        assert generation.record_ends == {0: better.token_count}
+        assert await discarded(loser) == [], "its session may still be lost, or another frontend take its record"
+        generation.drop_others(0)
         assert await discarded(loser) == [(0, generation.epoch)]
         assert await discarded(holder) == []
+
+    run_clocked(scenario())
+
+
+def test_what_a_choice_has_lost_by_moving_is_known() -> None:
+    async def scenario() -> None:
+        holder = BareWorker("a")
+
+        async def script(pool: Pool) -> None:
+            moved, later = (holding(index, continuation=index) for index in (1, 2))
+            await reply(holder, holding(), moved, later)
+
+        _, generation = await find(Pool(holder), script)
+        assert generation.continuations == {1: Continuation.PREFIX}, "a number of a later version says nothing"
 
     run_clocked(scenario())
 
@@ -159,8 +188,7 @@ def test_each_choice_is_taken_from_its_own_worker() -> None:
 
         _, generation = await find(Pool(first, second), script)
         keys = first.session.key, second.session.key
-        assert generation.adoptions == {0: keys[0], 1: keys[1], 3: keys[1]}
-        assert await discarded(first) == [(1, generation.epoch)]
+        assert sessions_of(generation) == {0: [keys[0]], 1: [keys[1], keys[0]], 3: [keys[1]]}
 
     run_clocked(scenario())
 
@@ -176,7 +204,7 @@ def test_two_frontends_choose_the_same_of_two_equal_holders() -> None:
                 await reply(workers[name], holding(token_count=4))
 
         _, generation = await find(Pool(*workers.values()), script)
-        return generation.adoptions[0].partition("#")[0]
+        return sessions_of(generation)[0][0].partition("#")[0]
 
     assert run_clocked(chosen(("a", "b"))) == run_clocked(chosen(("b", "a")))
 
@@ -184,7 +212,7 @@ def test_two_frontends_choose_the_same_of_two_equal_holders() -> None:
 # Epochs
 
 
-@pytest.mark.parametrize("known", [1, 7, 2**32 + 5, 2**40 - 1])
+@pytest.mark.parametrize("known", [1, 7, 2**32 + 5, 2**60])
 def test_epoch_is_higher_than_every_one_that_was_found(known: int) -> None:
     async def scenario(seed: int) -> int:
         one, two = BareWorker("a"), BareWorker("b")
@@ -260,20 +288,55 @@ def test_worker_that_is_reached_meanwhile_is_asked() -> None:
             await reply(late, holding())
 
         _, generation = await find(Pool(early, unreached=1), script)
-        assert generation.adoptions == {0: late.session.key}
+        assert sessions_of(generation) == {0: [late.session.key]}
 
     run_clocked(scenario())
 
 
-def test_what_is_found_does_not_wait_for_workers_that_are_not_reached() -> None:
+def test_whole_answer_does_not_wait_for_workers_that_are_not_reached() -> None:
     async def scenario() -> None:
         holder = BareWorker("a")
 
         async def script(pool: Pool) -> None:
-            await reply(holder, holding())
+            await reply(holder, *(holding(index) for index in range(4)))
 
         _, generation = await find(Pool(holder, unreached=1), script)
-        assert generation.adoptions == {0: holder.session.key}
+        assert sessions_of(generation) == {index: [holder.session.key] for index in range(4)}
+
+    run_clocked(scenario())
+
+
+def test_choice_that_is_missing_may_be_on_a_worker_that_is_not_reached_yet() -> None:
+    """A bug: it was computed again, although its worker lived."""
+
+    async def scenario() -> None:
+        early, late = BareWorker("a"), BareWorker("b")
+
+        async def script(pool: Pool) -> None:
+            await reply(early, holding(0))
+            await settle()
+            pool.reach(late)
+            await reply(early, holding(0))
+            await reply(late, holding(1))
+
+        _, generation = await find(Pool(early, unreached=1), script)
+        assert sessions_of(generation) == {0: [early.session.key], 1: [late.session.key]}
+
+    run_clocked(scenario())
+
+
+def test_choice_that_is_missing_is_waited_for_no_longer_than_the_bound() -> None:
+    async def scenario() -> None:
+        holder = BareWorker("a")
+
+        async def script(pool: Pool) -> None:
+            await reply(holder, holding(0))
+            await settle()
+            pass_time(LOCATE_S_MAX)
+            await reply(holder, holding(0))
+
+        _, generation = await find(Pool(holder, unreached=1), script)
+        assert sessions_of(generation) == {0: [holder.session.key]}
 
     run_clocked(scenario())
 
@@ -288,7 +351,7 @@ def test_worker_that_does_not_reply_in_time_is_left_out_if_another_has_the_answe
             pass_time(LOCATE_S_MAX)
 
         _, generation = await find(Pool(holder, silent), script)
-        assert generation.adoptions == {0: holder.session.key}
+        assert sessions_of(generation) == {0: [holder.session.key]}
 
     run_clocked(scenario())
 
@@ -334,18 +397,76 @@ def test_reply_that_comes_too_late_is_ignored() -> None:
     run_clocked(scenario())
 
 
-def test_presentation_of_another_version_discards_nothing() -> None:
+# What workers cannot have
+
+
+BEYOND = 2**32 - 1
+MALFORMED: dict[str, tuple[list[worker_pb2.Holding], dict[str, Any]]] = {
+    "a choice that the answer does not have": ([holding(4)], {}),
+    "a choice twice": ([holding(1), holding(1, 3)], {}),
+    "more tokens than the answer may have": ([holding(token_count=BEYOND)], {}),
+    "an epoch that is yet to come": ([holding(epoch=2**64 - 1)], {}),
+    "no presentation": ([holding()], {"presentation": b""}),
+    "the presentation of another version": ([holding()], {"presentation": b"later"}),
+    "a request that was not prepared": (
+        [holding()],
+        {"presentation": encode_presentation(make_request(token_ids=None, text="x"), call_of(), b"")},
+    ),
+    "too many answers": ([holding()], {"presentation": encode_presentation(make_request(n=10**9), call_of(), b"")}),
+}
+
+
+@pytest.mark.parametrize(("holdings", "located"), MALFORMED.values(), ids=MALFORMED)
+def test_worker_that_says_what_cannot_be_is_refused_and_nothing_is_discarded(
+    holdings: list[worker_pb2.Holding], located: dict[str, Any]
+) -> None:
     async def scenario() -> None:
-        one, two = BareWorker("a"), BareWorker("b")
+        rogue = BareWorker("a")
 
         async def script(pool: Pool) -> None:
-            await reply(one, holding(), presentation=b"later")
-            await reply(two, holding(), presentation=b"later")
+            await reply(rogue, *holdings, **located)
 
         with pytest.raises(Failure) as caught:
-            await find(Pool(one, two), script)
+            await find(Pool(rogue), script)
         assert caught.value.reason is Reason.PROTOCOL_VIOLATION
-        assert await discarded(one) == await discarded(two) == []
+        assert await discarded(rogue) == []
+
+    run_clocked(scenario())
+
+
+@pytest.mark.parametrize(("holdings", "located"), MALFORMED.values(), ids=MALFORMED)
+def test_answer_is_taken_from_another_worker_if_one_says_what_cannot_be(
+    holdings: list[worker_pb2.Holding], located: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        rogue, holder = BareWorker("a"), BareWorker("b")
+
+        async def script(pool: Pool) -> None:
+            await reply(rogue, *holdings, **located)
+            await reply(holder, holding(0, 3))
+
+        _, generation = await find(Pool(rogue, holder), script)
+        assert sessions_of(generation) == {0: [holder.session.key]}
+        assert generation.epoch < 2**63
+
+    run_clocked(scenario())
+
+
+def test_records_of_an_older_answer_with_the_same_id_are_not_taken_and_are_discarded() -> None:
+    """A request that repeats an id begins anew, perhaps on another worker than the answer before it."""
+
+    async def scenario() -> None:
+        old, new = BareWorker("a"), BareWorker("b")
+
+        async def script(pool: Pool) -> None:
+            await reply(old, holding(token_count=5), presentation=presentation(migration_limit=1))
+            await reply(new, holding(token_count=2, epoch=2))
+
+        found, generation = await find(Pool(old, new), script)
+        assert found.migration_limit is None
+        assert sessions_of(generation) == {0: [new.session.key]}
+        generation.drop_others(0)
+        assert await discarded(old) == [(0, generation.epoch)]
 
     run_clocked(scenario())
 
@@ -354,7 +475,7 @@ def test_presentation_of_another_version_discards_nothing() -> None:
 
 
 @pytest.mark.parametrize("counts", [(0, 0), (0, 2), (1, 1)])
-def test_cancel_asks_all_workers_to_end_what_no_frontend_owns(counts: tuple[int, int]) -> None:
+def test_cancel_asks_all_workers_to_end_what_they_have(counts: tuple[int, int]) -> None:
     async def scenario() -> bool:
         pool = Pool(BareWorker("a"), BareWorker("b"))
         cancelling = asyncio.ensure_future(GenerationFinder(pool, random.Random(0)).cancel(ID))

@@ -15,12 +15,13 @@ from services.frontend.session.stream import Stream
 from services.rpc.codec import card_to_wire
 from services.stubs import worker_pb2
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
+from tests.support.clock import WAIT_S
 from tests.support.doubles import CARD, Collected, make_request, run_async
 from tests.support.raw_session import RawSession, serve_raw_sessions
 from tests.support.steps import step_of
 
 WELCOME = worker_pb2.Welcome(instance_id="i", card=card_to_wire(CARD))
-PATIENT = WorkerSessionConfig(stall_s=8, full_s=60)
+PATIENT = WorkerSessionConfig(stall_s=WAIT_S, full_s=WAIT_S)
 """Limits that no end exceeds on a busy machine."""
 QUICK = WorkerSessionConfig(connect_timeout_s=0.3, stall_s=0.05)
 """Limits for a session that is to be lost."""

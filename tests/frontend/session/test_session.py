@@ -624,7 +624,7 @@ def test_tokens_of_very_many_streams_are_delivered_over_several_turns(monkeypatc
         worker.hear(step=step, ends=[end])
         counts, has_ended = [], []
         for _ in range(3):
-            counts.append(sum(stream._position for stream in streams))
+            counts.append(sum(stream.position for stream in streams))
             has_ended.append(streams[0].ended.done())
             await asyncio.sleep(0)
         return counts, has_ended

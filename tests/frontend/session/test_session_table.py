@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from services.core.call import Call
+from services.core.call import Attempt, Call
 from services.core.errors import Failure, Reason
+from services.core.generation.kept import Copy
 from services.discovery.client import InstanceRecord
 from services.frontend.session import session as module
 from services.frontend.session.session import WorkerSession, WorkerSessionConfig
 from services.frontend.session.stream import Stream
-from services.frontend.session.stream_table import COMPLETION_S_MAX
+from services.frontend.session.stream_table import ADOPTION_S_MAX, COMPLETION_S_MAX
 from services.stubs import worker_pb2
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
 from tests.frontend.session.support import (
@@ -28,7 +29,7 @@ from tests.frontend.session.support import (
     play,
     playing,
 )
-from tests.support.doubles import Collected, make_request, run_async
+from tests.support.doubles import Collected, make_kept, make_request, run_async
 from tests.support.raw_session import frame
 
 Outcome = tuple[list[Reason | None], Reason | None]
@@ -268,6 +269,35 @@ def no_complete_final_follows() -> Outcome:
         reason = await reason_of(stream)
         assert collected.token_ids == [7]
         found.append(([] if reason is None else [reason], client.lost.reason if client.lost else None))
+        client.session.lose(Failure(Reason.DISCONNECTED, "end of the play"))
+
+    play(serve, use)
+    return found[0]
+
+
+@on("what the worker said to have of an adopted stream does not come")
+def adopted_stream_does_not_come() -> Outcome:
+    async def serve(peer: Peer) -> None:
+        await peer.welcome()
+        asked = await peer.read()
+        await peer.tokens((asked.submits[0].stream_id, 0, [7]))
+        await peer.send(begun=[asked.adopts[0].stream_id])
+        while not (heard := await peer.read()).cancels:
+            assert heard == worker_pb2.FrontendMessage(), "only keepalives come before"
+        assert heard.cancels == [asked.adopts[0].stream_id]
+        await peer.finish(asked.submits[0].stream_id)
+        await peer.raw.read()
+
+    found: list[Outcome] = []
+
+    async def use(client: Client) -> None:
+        attempt, kept = Attempt(), make_kept()
+        attempt.adopts = Copy(session="i#1", token_count=1, is_over=False, discard=lambda: None)
+        good, _ = client.open()
+        bad = client.session.adopt(make_request(), Call(request_id="r", attempt=attempt, kept=kept), Collected())
+        client.later_s = ADOPTION_S_MAX
+        reasons = [await failure_of(bad), await reason_of(good)]
+        found.append((reasons, client.lost.reason if client.lost else None))
         client.session.lose(Failure(Reason.DISCONNECTED, "end of the play"))
 
     play(serve, use)

@@ -12,11 +12,11 @@ from structlog.testing import capture_logs
 from services.core.call import Attempt, Call
 from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure, Reason
-from services.core.generation.kept import Generation, Kept
+from services.core.generation.kept import Copy, Generation, Kept
 from services.core.request import FinishReason
 from services.frontend.session.session import WorkerSession
 from services.frontend.session.stream import Stream
-from services.frontend.session.stream_table import COMPLETED_KEPT, COMPLETION_S_MAX
+from services.frontend.session.stream_table import ADOPTION_S_MAX, COMPLETED_KEPT, COMPLETION_S_MAX
 from services.frontend.session.writer import CancelCounts
 from services.stubs import worker_pb2
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
@@ -308,17 +308,20 @@ def test_all_choices_of_a_request_that_is_too_large_fail_and_leave_nothing() -> 
 # Answers that outlive this frontend
 
 
-def kept_call(**fields: Any) -> Call:
+def kept_call(attempt: Attempt | None = None, *, token_count: int = 0, is_over: bool = False, **fields: Any) -> Call:
+    """`token_count`, `is_over`: of the record, as its worker has said."""
     generation = Generation(b"a" * 16, 30.0, is_told=True)
     generation.epoch = 2**40
-    return Call(request_id="r", kept=Kept(generation=generation, **fields))
+    attempt = attempt or Attempt()
+    attempt.adopts = Copy(session="i#1", token_count=token_count, is_over=is_over, discard=lambda: None)
+    return Call(request_id="r", kept=Kept(generation=generation, **fields), attempt=attempt)
 
 
 def test_adopted_stream_gets_the_record_from_the_clients_own_tokens_on_and_its_end() -> None:
     async def scenario() -> None:
         bare, collected, attempt = BareWorker(), Collected(), RecordingAttempt()
         request = make_request(generated_token_ids=(5, 6), choice=1)
-        call = replace(kept_call(first_index=4), attempt=attempt)
+        call = kept_call(attempt, first_index=4)
         stream = bare.session.adopt(request, call, collected)
         sent = await bare.sent()
         assert sent.adopts == [worker_pb2.Adopt(stream_id=stream.id, generation_id=b"a" * 16, index=5, epoch=2**40)]
@@ -357,6 +360,82 @@ def test_record_that_begins_elsewhere_than_the_clients_tokens_end_breaks_the_pro
         assert not bare.session.is_lost
 
     run_clocked(scenario())
+
+
+class Adopting:
+    """An adopted stream whose worker has said that it has three tokens of it, and on a clock that the test controls."""
+
+    def __init__(self, *, is_over: bool = False, token_count: int = 3) -> None:
+        self.bare = BareWorker(config=PATIENT)
+        call = kept_call(token_count=token_count, is_over=is_over)
+        self.stream = self.bare.session.adopt(make_request(), call, Collected())
+
+    def wait(self, seconds: float) -> float:
+        """Let time pass, and look. Returns when to look again."""
+        pass_time(seconds)
+        return self.bare.session._streams.check(asyncio.get_running_loop().time())
+
+
+def test_adopted_record_of_which_nothing_comes_fails_its_stream_and_is_cancelled() -> None:
+    async def scenario() -> None:
+        adopting = Adopting()
+        adopting.bare.begin(adopting.stream.id)
+        assert adopting.wait(ADOPTION_S_MAX - 1) == ADOPTION_S_MAX
+        assert not adopting.stream.ended.done()
+        adopting.wait(1)
+        assert await failure_of(adopting.stream) is Reason.STALLED
+        assert list((await adopting.bare.sent()).cancels) == [adopting.stream.id]
+        assert not adopting.bare.session.is_lost
+
+    run_clocked(scenario())
+
+
+def test_adopted_record_may_take_longer_while_parts_of_it_come() -> None:
+    async def scenario() -> None:
+        adopting = Adopting()
+        for position in range(2):
+            adopting.bare.tokens(adopting.stream.id, position, 7)
+            adopting.wait(ADOPTION_S_MAX - 1)
+        assert not adopting.stream.ended.done()
+        adopting.wait(ADOPTION_S_MAX)
+        assert await failure_of(adopting.stream) is Reason.STALLED
+
+    run_clocked(scenario())
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_end_of_an_adopted_record_is_awaited_only_if_it_has_ended(is_over: bool) -> None:
+    async def scenario() -> bool:
+        adopting = Adopting(is_over=is_over)
+        adopting.bare.tokens(adopting.stream.id, 0, 7, 8, 9)
+        adopting.wait(0)
+        adopting.wait(ADOPTION_S_MAX)
+        has_failed = adopting.stream.ended.done()
+        if has_failed:
+            assert await failure_of(adopting.stream) is Reason.STALLED
+        return has_failed
+
+    assert run_clocked(scenario()) is is_over
+
+
+def test_record_without_tokens_may_wait_in_the_queue_of_its_worker() -> None:
+    async def scenario() -> bool:
+        adopting = Adopting(token_count=0)
+        adopting.wait(100 * ADOPTION_S_MAX)
+        return adopting.stream.ended.done()
+
+    assert run_clocked(scenario()) is False
+
+
+def test_frontend_that_was_late_itself_waits_anew() -> None:
+    async def scenario() -> bool:
+        adopting = Adopting()
+        pass_time(ADOPTION_S_MAX)
+        adopting.bare.session.forgive(asyncio.get_running_loop().time())
+        adopting.wait(ADOPTION_S_MAX - 1)
+        return adopting.stream.ended.done()
+
+    assert run_clocked(scenario()) is False
 
 
 def test_discarded_generation_is_taken_over_and_then_cancelled() -> None:

@@ -12,11 +12,13 @@ from services.core.call import Call
 from services.core.errors import Failure, Reason
 from services.core.generation.kept import Generation, Kept
 from services.core.interface import TokenLogprobs
+from services.core.request import Continuation
 from services.frontend.session.writer import KEEPALIVE_S, SUBMIT_BYTES_MAX, UNTAKEN_S_MAX, CancelCounts, SessionWriter
 from services.rpc.codec import seconds_from_wire
 from services.rpc.framing import FrameConnection
 from services.runtime.loop import Loop
 from services.stubs import worker_pb2
+from services.stubs.inference_pb2 import CONTINUATION_PREFIX
 from tests.support.doubles import make_request
 
 
@@ -120,6 +122,7 @@ def test_request_of_a_kept_answer_carries_its_generation() -> None:
     outgoing = SessionWriter(CancelCounts())
     generation = Generation(b"a" * 16, 12.0, is_told=True)
     generation.presentation, generation.epoch = b"how", 9
+    generation.continuations = {6: Continuation.PREFIX}
     kept = Kept(generation=generation, first_index=4, base=1, prior_logprobs=[TokenLogprobs(-1.0)])
 
     outgoing.submit(1, make_request(choice=2, generated_token_ids=(5, 6)), Call(request_id="r", kept=kept))
@@ -128,6 +131,7 @@ def test_request_of_a_kept_answer_carries_its_generation() -> None:
     sent = message.submits[0].generation
     assert (sent.id, sent.index, sent.base, sent.epoch) == (b"a" * 16, 6, 1, 9)
     assert (seconds_from_wire(sent.grace), sent.presentation) == (12.0, b"how")
+    assert sent.continuation == CONTINUATION_PREFIX
     assert [one.logprob for one in sent.prior_logprobs] == [-1.0]
 
 

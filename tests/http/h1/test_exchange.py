@@ -12,7 +12,6 @@ from services.core.client_flow import ClientBounds
 from services.core.interface import Finish
 from services.core.request import Request
 from services.http.server.config import HttpConfig
-from services.http.server.exchange import drain_s
 from tests.frontend.api.openai.sse.test_backlog import TEXT, DeliversAhead, is_cut, post, wait_for
 from tests.http.support import Script, bytes_left, deaf_client, raw_post, run, serving
 from tests.support.clock import WAIT_S
@@ -23,7 +22,7 @@ COMPLETIONS = "/v1/completions"
 
 @pytest.mark.parametrize(("size", "seconds"), [(0, 10.0), (1000, 10.0), (1500, 15.0), (100_000, 1000.0)])
 def test_drain_time_is_proportional_to_the_size_above_the_buffer_bound(size: int, seconds: float) -> None:
-    assert drain_s(ClientBounds(buffer_bytes_max=1000, drain_s_max=10.0), size) == seconds
+    assert ClientBounds(buffer_bytes_max=1000, drain_s_max=10.0).drain_s(size) == seconds
 
 
 def config(**bounds: Any) -> HttpConfig:

@@ -105,6 +105,18 @@ def test_head_has_no_body() -> None:
     run(test)
 
 
+def test_answer_without_content_has_no_length() -> None:
+    async def test() -> None:
+        async with serving(Script()) as server, connected(server) as client:
+            path, headers = "/v1/streams/" + "0" * 32, {"last-event-id": "done"}
+            answer = await client.answer(client.open(path, headers, "GET", ends=True))
+
+        assert (answer.status, answer.body) == (204, b"")
+        assert "content-length" not in answer.headers
+
+    run(test)
+
+
 def test_requests_of_one_connection_do_not_wait_for_each_other() -> None:
     async def test() -> None:
         async with serving(Script(HANG)) as server, connected(server) as client:

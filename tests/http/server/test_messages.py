@@ -72,5 +72,12 @@ def test_response_to_head_has_the_length_of_the_body_but_no_body() -> None:
     assert fields_of(encoded)["content-length"] == "4"
 
 
+def test_response_without_content_has_no_length() -> None:
+    encoded = Response(b"", 204).encode(request(), is_last=False)
+
+    assert encoded.startswith(b"HTTP/1.1 204 No Content\r\n")
+    assert "content-length" not in fields_of(encoded)
+
+
 def test_unknown_status_has_an_empty_phrase() -> None:
     assert Response(b"", 499).encode(request(), is_last=False).startswith(b"HTTP/1.1 499 \r\n")

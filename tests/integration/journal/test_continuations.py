@@ -3,6 +3,7 @@
 | workload | nemesis | checker |
 | --- | --- | --- |
 | CASES over HTTP | cut at every position, choices at different ones | the rest equals that of the whole answer |
+| the kinds of requests that faults must not change, over gRPC | the same, at every third position | the same |
 | a seeded chat over gRPC | the frontend and its workers are replaced | the same |
 
 The rest is token ids, text, log probabilities, finish reason and usage.
@@ -11,7 +12,7 @@ The rest is token ids, text, log probabilities, finish reason and usage.
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -21,7 +22,12 @@ import pytest
 from services.rpc.status import CHANNEL_OPTIONS
 from services.stubs import inference_pb2, inference_pb2_grpc
 from tests.integration.conftest import Start
-from tests.integration.harness.clients.requests import REQUEST_S_MAX
+from tests.integration.harness.clients.cases import CASES as GRPC_CASES
+from tests.integration.harness.clients.cases import SEEDED, STOPS, with_stops
+from tests.integration.harness.clients.requests import REQUEST_S_MAX, Request
+from tests.integration.harness.clients.returning import Kept
+from tests.integration.harness.clients.returning_grpc import GrpcReturningClient
+from tests.integration.harness.clients.send import answer, run_together
 from tests.integration.harness.plane.processes import Frontend
 
 SEED = "x-unbroken-seed"
@@ -228,6 +234,50 @@ def test_answer_of_a_real_model_continues_exactly_from_every_position(start_plan
         await plane.worker(*options)
         for body in REAL_CASES.values():
             await check_every_cut(plane.frontend, body | {"model": "m"})
+
+    asyncio.run(scenario())
+
+
+SHARE = 3
+"""Over gRPC, kinds are cut at every third position, and their neighbours at the others."""
+
+
+@pytest.fixture(scope="module")
+def kinds(mocked: Frontend) -> dict[str, Request]:
+    """The kinds of requests over gRPC."""
+    seeded = asyncio.run(answer(mocked, replace(SEEDED, protocol="grpc")))
+    return {**GRPC_CASES, **with_stops(seeded)}
+
+
+@pytest.mark.parametrize("number", range(len((*GRPC_CASES, *STOPS))), ids=(*GRPC_CASES, *STOPS))
+def test_answer_over_grpc_continues_exactly(mocked: Frontend, kinds: dict[str, Request], number: int) -> None:
+    request = list(kinds.values())[number]
+
+    async def continued(whole: GrpcReturningClient, cut: int) -> None:
+        client, kept = whole.anew(), {}
+        for index, choice in whole.choices.items():
+            count = min(cut + index, len(choice.token_ids))
+            is_over = index == 1 and cut % 2 == 1
+            kept[index] = choice.token_ids if is_over else choice.token_ids[:count]
+            client.choices[index] = Kept(token_ids=[*kept[index]], finish=choice.finish if is_over else None)
+        await client.go_on(mocked)
+        assert client.has_ended
+        rest = {
+            index: choice for index, choice in client.choices.items() if len(kept) == 1 or index == 0 or cut % 2 == 0
+        }
+        for index, got in rest.items():
+            expected = whole.choices[index]
+            assert (got.token_ids, got.finish) == (expected.token_ids, expected.finish)
+            assert got.logprobs == expected.logprobs[len(kept[index]) :]
+            assert expected.text.endswith(got.text)
+        completion = sum(len(whole.choices[index].token_ids) for index in rest)
+        assert client.usage is not None
+        assert client.usage["completion_tokens"] == completion
+
+    async def scenario() -> None:
+        whole = await GrpcReturningClient(request).ask(mocked)
+        longest = max(len(choice.token_ids) for choice in whole.choices.values())
+        await run_together(continued(whole, cut) for cut in range(number % SHARE, longest + 1, SHARE))
 
     asyncio.run(scenario())
 

@@ -6,6 +6,7 @@
 | the same | SIGSTOP at 2 positions | the same, for STALLED |
 | the same, over two workers | SIGTERM of one at 2 positions | `Answer`, some have moved, exit 0 |
 | a sampled answer | SIGKILL, or SIGTERM, of its worker | complete, no gap, one move, `continuation` is `prefix` |
+| the same, kept | SIGKILL of its worker, then its client comes back elsewhere | `continuation` is `prefix` |
 
 A round sends all requests to one worker, strikes it when the watched stream has enough tokens, and starts the next
 worker, which takes all streams over and is struck in the next round. All its requests are greedy, because no others
@@ -23,6 +24,7 @@ import pytest
 from tests.integration.conftest import Start, on_trtllm
 from tests.integration.harness.clients.answers import Answer
 from tests.integration.harness.clients.requests import PROTOCOLS, Request
+from tests.integration.harness.clients.returning import ReturningClient
 from tests.integration.harness.clients.send import answer, run_together
 from tests.integration.harness.plane.plane import Plane
 from tests.integration.harness.plane.processes import Process
@@ -181,3 +183,25 @@ def test_sampled_answer_continues_after_the_delivered_tokens_and_says_so(
     (move,) = plane.frontend.moves("sampled")
     assert move["reason"] == REASONS[fault]
     assert 0 < move["position"] < TOKENS
+
+
+def test_resumed_answer_says_that_it_had_continued_with_other_draws(start_plane: Start) -> None:
+    plane = start_plane()
+    body = {"model": "mocker", "prompt": "Once", "max_tokens": TOKENS, "temperature": 0.8, "return_token_ids": True}
+    client = ReturningClient({**body, "n": 1, "ignore_eos": True})
+
+    async def scenario() -> None:
+        other = await asyncio.to_thread(plane.start_frontend)
+        victim = await plane.worker(ITL)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(client.ask(plane.frontend, events_max=TOKENS // 2))
+            await until(lambda: len(client.ids) >= FEWER[0])
+            await plane.worker(ITL)
+            victim.signal(SIGKILL)
+        assert not client.has_ended
+        await client.come_back_once_known(other)
+
+    asyncio.run(scenario())
+
+    (choice,) = client.choices.values()
+    assert (choice.continuation, choice.finish, len(choice.token_ids)) == ("prefix", "length", TOKENS)

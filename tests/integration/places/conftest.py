@@ -13,7 +13,6 @@ _READ_ONLY = (
     "awk '{print $5}' /proc/self/mountinfo | sort -r | while read -r place; do case $place in /proc*|/sys*) ;;"
     ' *) mount -o remount,bind,ro "$place" 2>/dev/null;; esac; done; '
 )
-_WRITABLE = 'mount -t tmpfs none "{}"; '
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ class Place:
 
 
 READ_ONLY = Place(_READ_ONLY)
-SHARED_MEMORY_ONLY = Place(_READ_ONLY + _WRITABLE.format("/dev/shm"))
-TMP_ONLY = Place(_READ_ONLY + _WRITABLE.format("/tmp"))
+SHARED_MEMORY_ONLY = Place(_READ_ONLY + "mount -t tmpfs none /dev/shm; ")
+TMP_ONLY = Place(_READ_ONLY + "mount --bind /tmp /tmp; mount -o remount,bind,rw /tmp; ")  # The checkout may be in it.
 NO_PROC = Place("mount -t tmpfs none /proc; ")
 NO_SHARED_MEMORY = Place("umount /dev/shm; ")
 NO_USER = Place("mount --bind /dev/null /etc/passwd; mount --bind /dev/null /etc/nsswitch.conf; ")

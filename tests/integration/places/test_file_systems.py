@@ -10,6 +10,7 @@
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -94,10 +95,8 @@ def test_local_cluster_ends_in_one_sentence_where_its_state_cannot_be_written(tm
 
 @pytest.mark.parametrize("place", [TMP_ONLY, NO_USER, NO_PROC])
 def test_local_cluster_uses_the_folder_that_is_given(tmp_path: Path, place: Place) -> None:
-    with commands(tmp_path, place.variables, place.prefix) as plane:
-        assert (
-            complete(wait_up(plane, f"--state-dir={'/tmp/run' if place is TMP_ONLY else tmp_path / 'run'}"))[0] == 200
-        )
+    with TemporaryDirectory(dir="/tmp") as folder, commands(tmp_path, place.variables, place.prefix) as plane:
+        assert complete(wait_up(plane, f"--state-dir={folder}/run"))[0] == 200
 
 
 def test_user_without_an_entry_is_told_to_name_a_folder(tmp_path: Path) -> None:

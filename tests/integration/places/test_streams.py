@@ -99,8 +99,10 @@ def test_plane_serves_in_any_locale_and_setting_of_python(tmp_path: Path, enviro
     with commands(tmp_path, {**BARE, **environment}) as plane:
         registry = plane.registry()
         plane.worker(registry, f"--served-model-name={MODEL}")
-        address = plane.frontend(registry, "--processes=2").wait_event("frontend ready")["http"]
-        wait_until(lambda: complete(address, MODEL)[0] == 200)
+        frontend = plane.frontend(registry, "--processes=2")
+        wait_until(lambda: frontend.log.count('"worker found"') == 2)  # Either process may get a request.
+        address = frontend.wait_event("frontend ready")["http"]
+        assert complete(address, MODEL)[0] == 200
         chat = plane.run("chat", f"--url=http://{address}", "--max-tokens=4", text="Hi ü")
 
         assert (chat.returncode, chat.stderr) == (0, "")

@@ -2,7 +2,7 @@
 
 | workload | nemesis | checker |
 | --- | --- | --- |
-| 64 streams of each of KINDS | RST after 0 to 63 events | `whole`; no prompt computed twice |
+| streams of each kind, over either protocol | RST after 0 to 63 events | `whole`; no prompt computed twice |
 | one stream | RST after each event | `whole` |
 | a request with an id of the client's | RST before the head of the response | `whole` |
 | a stream | RST; then the same POST with the ids | `whole` |
@@ -16,17 +16,19 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Start
+from tests.integration.harness.clients.cases import CASES, STOPS
 from tests.integration.harness.clients.requests import Request, json_body
-from tests.integration.harness.clients.returning import CONTINUE, ReturningClient, whole_of
+from tests.integration.harness.clients.returning import CONTINUE, Returning, ReturningClient, whole_of
 from tests.integration.harness.clients.send import answer, run_together
 from tests.integration.harness.metrics import read_metrics, wait_idle
 from tests.integration.harness.plane.plane import Plane
 from tests.integration.harness.plane.processes import Frontend, Process
 from tests.integration.harness.waiting import until
-from tests.integration.resume.conftest import PLAIN, TOKENS, bodies_of
+from tests.integration.resume.conftest import OTHERS, PLAIN, TOKENS, kinds_of
 
-KINDS = ("seeded", "logprobs with token ids", "chat with logprobs", "two choices", "several prompts", "stop string")
-TOGETHER_MAX = 16
+KINDS = (*CASES, *STOPS, *OTHERS)
+SHARE = 4
+"""Each kind is cut at every fourth position, and its neighbours at the others: all would take minutes."""
 SLOW = "--mocker-itl-ms=40"
 
 
@@ -36,36 +38,45 @@ def worker(plane: Plane) -> Process:
 
 
 @pytest.fixture(scope="module")
-def bodies(plane: Plane, worker: Process) -> Mapping[str, dict[str, Any]]:
-    return asyncio.run(bodies_of(plane.frontend))
+def kinds(plane: Plane, worker: Process) -> Mapping[str, Returning]:
+    return asyncio.run(kinds_of(plane.frontend))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def cuts() -> list[tuple[str, range]]:
+    """Kinds with the positions at which they are cut: all positions in each form of each protocol."""
+    forms = ("{}", "{} with token ids", "{} over gRPC")
+    return [
+        (form.format(name), range(number % SHARE, TOKENS, SHARE))
+        for form in forms
+        for number, name in enumerate(KINDS)
+        if not (name in OTHERS and form == "{} over gRPC")
+    ]
+
+
+@pytest.mark.parametrize(("kind", "positions"), cuts(), ids=lambda value: value if isinstance(value, str) else "")
 def test_answer_is_completed_wherever_its_connection_is_reset(
-    plane: Plane, worker: Process, bodies: Mapping[str, dict[str, Any]], kind: str
+    plane: Plane, worker: Process, kinds: Mapping[str, Returning], kind: str, positions: range
 ) -> None:
-    body, limit = bodies[kind], asyncio.Semaphore(TOGETHER_MAX)
-    clients = [ReturningClient(body) for _ in range(TOKENS)]
+    clients = {count: kinds[kind].anew() for count in positions}
 
     async def cut_after(count: int) -> None:
-        async with limit:
-            await clients[count].ask(plane.frontend, events_max=count)
-            if not clients[count].has_ended:
-                await clients[count].come_back(plane.frontend)
+        await clients[count].ask(plane.frontend, events_max=count)
+        if not clients[count].has_ended:
+            await clients[count].come_back(plane.frontend)
 
-    async def scenario() -> tuple[ReturningClient, float, float]:
+    async def scenario() -> tuple[Returning, float, float]:
         start = (await read_metrics(worker)).prompt_tokens
-        undisturbed = await ReturningClient(body).ask(plane.frontend)
+        undisturbed = await kinds[kind].anew().ask(plane.frontend)
         one = (await read_metrics(worker)).prompt_tokens
-        await run_together(cut_after(count) for count in range(TOKENS))
+        await run_together(cut_after(count) for count in positions)
         await wait_idle(worker, plane.frontend)
         return undisturbed, one - start, (await read_metrics(worker)).prompt_tokens - one
 
     undisturbed, prompt_tokens, all_prompt_tokens = asyncio.run(scenario())
 
-    for count, client in enumerate(clients):
+    for count, client in clients.items():
         assert client.whole == undisturbed.whole, f"cut after {count} events"
-    assert all_prompt_tokens == TOKENS * prompt_tokens
+    assert all_prompt_tokens == len(positions) * prompt_tokens
 
 
 def test_answer_is_completed_although_its_connection_is_reset_after_every_event(plane: Plane, worker: Process) -> None:

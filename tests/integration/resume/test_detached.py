@@ -7,12 +7,14 @@
 | one that outlives it, whose client does not know its id | the same, before the response has begun | gauges 0 |
 | streams that fill all slots and the queue | their clients leave | a further request is refused until they end |
 | a detached stream | cancelled by its id, at either frontend | STEPS; 404; gauges 0 |
+| a stream that outlives its client | its worker freezes until it has moved | gauges 0 there, long before its grace |
 
 STEPS: the engine generates at most two steps' tokens after that.
 """
 
 import asyncio
 import time
+from signal import SIGCONT, SIGSTOP
 from typing import Any
 
 import pytest
@@ -165,5 +167,29 @@ def test_answer_without_a_client_is_cancelled_by_its_id_at_any_frontend(
         await wait_released(plane, worker)
         assert await worker.metric("unbroken_engine_tokens_after_cancel_total") <= KINDS[kind]["n"] * STEPS_MAX
         assert await reason(client, plane) == (404, "STREAM_NOT_FOUND")
+
+    asyncio.run(scenario())
+
+
+def test_worker_that_wakes_up_after_its_stream_has_moved_is_freed(start_plane: Start) -> None:
+    """A bug: it went on with the stream for all of its grace, and nobody could ever want that."""
+    client = ReturningClient(ENDLESS, {**CONTINUE, "X-Detach-Grace": "300"})
+
+    async def scenario() -> None:
+        plane = start_plane(frontend=("--stall-ms=1000",))
+        frozen = await plane.worker(f"--mocker-itl-ms={STEP_S * 1e3:g}")
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(client.ask(plane.frontend))
+            await until(lambda: len(client.ids) >= EVENTS)
+            other = await plane.worker(f"--mocker-itl-ms={STEP_S * 1e3:g}")
+            frozen.signal(SIGSTOP)
+            await plane.frontend.logged("request moved")
+            frozen.signal(SIGCONT)
+            await wait_idle(frozen)
+            assert await frozen.metric("unbroken_detached_records") == 0
+            assert (await read_metrics(other)).running == 1
+            asking.cancel()
+        assert await cancel_over_http(plane.frontend, client.generation_id) == 1
+        await wait_idle(other, plane.frontend)
 
     asyncio.run(scenario())

@@ -21,6 +21,7 @@ from services.models.hf_checkpoint import pack
 from services.models.tokenizers import huggingface, load_tokenizer
 from services.models.tokenizers.byte_level import EOS
 from services.models.tokenizers.huggingface import HuggingFaceTokenizer
+from tests.integration.harness.waiting import wait_until
 from tests.support.clock import WAIT_S
 from tests.support.doubles import Collected
 from tests.support.model_folder import END, byte_fallback_bpe, byte_level_bpe, bytes_tokenizer, smollm2_tokenizer
@@ -124,14 +125,17 @@ def test_encoding_a_long_text_does_not_block_other_threads(real: HuggingFaceToke
         real.encode(text, add_special=False)
         return thread_time() - began
 
-    began = thread_time()
-    with ThreadPoolExecutor(1) as pool:
-        encoding = pool.submit(encode)
-        while not encoding.done():
-            pass
-    had_s = thread_time() - began
+    def share_beside_it() -> float:
+        """The CPU time that this thread gets while another one encodes the text, relative to that of the other one."""
+        began = thread_time()
+        with ThreadPoolExecutor(1) as pool:
+            encoding = pool.submit(encode)
+            while not encoding.done():
+                pass
+        return (thread_time() - began) / encoding.result()
 
-    assert had_s > encoding.result() / 4, "both threads should get about the same CPU time"
+    # The scheduler of a busy machine may prefer one of them for a while. A thread that holds the lock never shares.
+    wait_until(lambda: share_beside_it() > 1 / 4)
 
 
 # Spellings of bytes

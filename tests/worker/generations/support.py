@@ -26,6 +26,8 @@ def make_spec(generation_id: bytes = ID, **fields: Any) -> Spec:
 class RecordingOwner:
     """An owner that keeps what it is told."""
 
+    id, outbox = 0, None
+
     def __init__(self) -> None:
         self.begun_count = 0
         self.token_ids: list[int] = []

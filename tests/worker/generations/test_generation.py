@@ -60,6 +60,10 @@ async def the_owner_cancels_it(bench: Bench, generation: Generation, running: Ru
     bench.store.drop(generation, Cause.SIGNAL)
 
 
+async def it_is_cancelled_by_id(bench: Bench, generation: Generation, running: Running) -> None:
+    bench.store.cancel(ID)
+
+
 async def its_grace_is_over(bench: Bench, generation: Generation, running: Running) -> None:
     pass_time(30.0)
 
@@ -71,6 +75,7 @@ EVENTS: dict[str, Callable[[Bench, Generation, Running], Awaitable[None]]] = {
     "the owner stops it": the_owner_stops_it,
     "the engine fails": the_engine_fails,
     "the owner cancels it": the_owner_cancels_it,
+    "it is cancelled by the id of its answer": it_is_cancelled_by_id,
     "its grace is over": its_grace_is_over,
 }
 

@@ -567,13 +567,66 @@ def test_request_that_is_refused_before_admission_ends_every_choice() -> None:
     play(scenario)
 
 
+BAD_GENERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "no id": ("generation.id", {"id": b""}),
+    "short id": ("generation.id", {"id": bytes(15)}),
+    "long id": ("generation.id", {"id": bytes(2**20)}),
+    "base beyond the tokens": ("generation.base", {"base": 3}),
+    "index without room": ("generation.index", {"index": 2**32 - 2}),
+    "last epoch": ("epoch", {"epoch": 2**64 - 1}),
+    "negative grace": ("generation.grace", {"grace": {"seconds": -1}}),
+    "large presentation": ("generation.presentation", {"presentation": bytes(PRESENTATION_BYTES_MAX + 1)}),
+    "too few prior log probabilities": ("generation.prior_logprobs", {"prior_logprobs": [{}]}),
+    "too many prior log probabilities": ("generation.prior_logprobs", {"prior_logprobs": [{}] * 3}),
+}
+
+
+@pytest.mark.parametrize(("param", "generation"), BAD_GENERATIONS.values(), ids=BAD_GENERATIONS)
+def test_generation_that_cannot_be_kept_is_refused_and_harms_no_other(param: str, generation: dict[str, Any]) -> None:
+    prior = {"prior_logprobs": [worker_pb2.Generation().prior_logprobs.add() for _ in range(2)]}
+    given: dict[str, Any] = prior | generation
+
+    async def scenario(worker: Worker) -> None:
+        frontend = await worker.attach()
+        await frontend.send(submits=[kept_submit(1)])
+        continued: dict[str, Any] = {"generated_token_ids": [7, 8], "logprobs": 1}
+        await frontend.send(submits=[kept_submit(5, choices=3, generation=given, **continued)])
+        ends = [end for message in frontend.messages for end in message.ends]
+        assert [(end.stream_id, end.error.reason, end.error.param) for end in ends] == [
+            (stream_id, "INVALID_ARGUMENT", param) for stream_id in (5, 6, 7)
+        ]
+        assert worker.busy == 1
+        assert len(worker.store.locate(ID)) == 1
+        assert not frontend.is_over
+
+    play(scenario)
+
+
+def test_log_probabilities_that_nobody_asked_for_are_refused() -> None:
+    async def scenario(worker: Worker) -> None:
+        frontend = await worker.attach()
+        await frontend.send(submits=[kept_submit(5, generation={"prior_logprobs": [{}]}, generated_token_ids=[7])])
+        assert frontend.end(5) == "INVALID_ARGUMENT"
+
+    play(scenario)
+
+
+def test_adoption_that_leaves_no_room_for_a_later_one_is_refused() -> None:
+    async def scenario(worker: Worker) -> None:
+        frontend = await detached(worker, 7)
+        await frontend.send(adopts=[adopt(5, epoch=2**63), adopt(6, epoch=2**63 - 1)])
+        assert (frontend.end(5), frontend.end(6)) == ("INVALID_ARGUMENT", None)
+
+    play(scenario)
+
+
 # Questions
 
 
 def test_question_is_answered_with_all_that_the_worker_has() -> None:
     async def scenario(worker: Worker) -> None:
         first = await worker.attach()
-        about = [{"index": index, "epoch": 3} for index in (2, 0, 1)]
+        about = [{"index": index, "epoch": 3, "continuation": index} for index in (2, 0, 1)]
         await first.send(submits=[kept_submit(1 + one["index"], 10 + one["index"], generation=one) for one in about])
         worker.engine.give(worker.engine.key_of((12,)), [7, 8], FinishReason.STOP)
         await first.leave()
@@ -590,6 +643,7 @@ def test_question_is_answered_with_all_that_the_worker_has() -> None:
             (1, 0, 3),
             (2, 2, 3),
         ]
+        assert [one.continuation for one in located.holdings] == [0, 1, 2], "as it was given"
         assert [one.has_failed for one in located.holdings] == [True, False, False]
         assert [one.is_finished for one in located.holdings] == [False, False, True]
 

@@ -77,6 +77,10 @@ class Exchange:
         told_s = duration_s(self._headers.get(REQUEST_TIMEOUT, ""))
         timeout_s = request.extensions.get("timeout", {}).get("read") if told_s is None else told_s
         self._is_deadline_told = told_s is not None
+        self._extensions = request.extensions
+        if self.is_streamed and policy.silence_s_max is not None:
+            timeout = {**request.extensions.get("timeout", {}), "read": policy.silence_s_max}
+            self._extensions = {**request.extensions, "timeout": timeout}
         self._retries = Retries(policy, timeout_s, is_absolute=self._is_deadline_told)
         self._step = Step.SEND
         self._cutter = EventCutter()
@@ -127,11 +131,13 @@ class Exchange:
         if not self._is_cancelled_by_leaving or self._generation_id is None or self.is_complete:
             return None
         headers = httpx.Headers({name: self._headers[name] for name in ("authorization",) if name in self._headers})
-        return self._to("POST", f"/v1/requests/{self._headers[REQUEST_ID]}/cancel", headers, b"")
+        # A name is known to one server, the id of the answer to all: a balancer may send the cancel anywhere.
+        name = self._headers[REQUEST_ID] if is_random_id(self._headers[REQUEST_ID]) else self._generation_id
+        return self._to("POST", f"/v1/requests/{name}/cancel", headers, b"")
 
     def _to(self, method: str, path: str, headers: httpx.Headers, content: bytes | None) -> httpx.Request:
-        extensions = self._request.extensions
-        return httpx.Request(method, self._address + path, headers=headers, content=content, extensions=extensions)
+        address, extensions = self._address, self._extensions
+        return httpx.Request(method, address + path, headers=headers, content=content, extensions=extensions)
 
     # What came of them
 

@@ -11,7 +11,8 @@ class RetryPolicy:
     """`base_s`, `cap_s`: before retry number n a client sleeps between 0 and min(cap_s, base_s * 2^n) seconds.
 
     `retries_max`: how many retries may follow each other without an event of the answer. `deadline_s`: of requests
-    without a timeout. `sleep_share_max`: how much of its deadline a request may spend asleep.
+    without a timeout. `sleep_share_max`: how much of its deadline a request may spend asleep. `silence_s_max`: how
+    long a stream may be without a byte before its server counts as lost; None: the read timeout.
     """
 
     base_s: float = 0.25
@@ -19,6 +20,7 @@ class RetryPolicy:
     retries_max: int = 20
     deadline_s: float = 600.0
     sleep_share_max: float = 0.4
+    silence_s_max: float | None = None
 
 
 class Retries:

@@ -15,7 +15,6 @@ from services.core.errors import Failure
 from services.core.generation.cursor import Cursor
 from services.core.generation.kept import Kept
 from services.core.generation.presentation import resumed_call
-from services.core.generation.wish import parse_generation_id
 from services.core.interface import Layer
 from services.core.model_card import ModelCard
 from services.core.request import Request
@@ -30,8 +29,9 @@ from services.frontend.api.openai.unary import Collector
 from services.frontend.api.request_headers import (
     LAST_EVENT_ID,
     call_of,
-    cursor_of,
     deadline_of,
+    is_done,
+    lost_answer_of,
     resume_of,
     wants_events,
     wants_partial,
@@ -52,6 +52,9 @@ LARGE_BODY_BYTES = 32 * 1024
 """Larger bodies are parsed in a thread, so that streams on the event loop continue: a body of this size that is made
 for it takes 5 ms. As a text, it is tokenised by a helper process anyway.
 """
+
+RESUME = "resume"
+"""The endpoint of answers that cannot be resumed: that of their first request is not known."""
 
 OnRefused = Callable[[str, str, Failure], None]
 """Called with the endpoint, the request's id and the failure."""
@@ -100,8 +103,8 @@ class OpenAiEndpoints:
         exchange: Exchange,
     ) -> Response | None:
         """Answer a completion or a chat completion, streamed or whole. Raises Failure."""
-        if LAST_EVENT_ID.lower() in http_request.headers and (resume := resume_of(http_request)) is not None:
-            return await self._resume(*resume, http_request, exchange)
+        if http_request.headers.get(LAST_EVENT_ID.lower()):
+            return await self._resume(resume_of, http_request, exchange)
         try:
             call = call_of(http_request, endpoint, self._config)
             returns_partial = wants_partial(http_request)
@@ -111,9 +114,7 @@ class OpenAiEndpoints:
             parsed = self._parsing.run(_parsed, parse, content, size=size) if is_large else None
             body, request = _parsed(parse, content) if parsed is None else await parsed
         except Exception as error:
-            failure = error if isinstance(error, Failure) else bug_failure(error, http_request.id)
-            self._on_refused(endpoint, http_request.id, failure)
-            raise failure from None
+            raise self._refused(endpoint, http_request, error) from None
         http_request.forget_content()
         vocabulary = partial(self._served.vocabulary_of, request.model)
         answer = answer_type(
@@ -141,24 +142,42 @@ class OpenAiEndpoints:
 
     async def resume(self, http_request: HttpRequest, exchange: Exchange) -> Response | None:
         """Go on with an answer that its client has lost. Raises Failure."""
-        generation_id = parse_generation_id(http_request.arguments["generation_id"], "id")
-        return await self._resume(generation_id, cursor_of(http_request), http_request, exchange)
+        return await self._resume(lost_answer_of, http_request, exchange)
 
     async def _resume(
-        self, generation_id: bytes, cursor: Cursor | None, http_request: HttpRequest, exchange: Exchange
+        self,
+        asked: Callable[[HttpRequest], tuple[bytes, Cursor | None]],
+        http_request: HttpRequest,
+        exchange: Exchange,
     ) -> Response | None:
-        """Send the answer from the cursor on, or whole if the client wants no events. Raises Failure."""
-        deadline, accepted = deadline_of(http_request, self._config), http_request.headers.get("accept", "")
-        presentation, generation = await self._finder.find(generation_id)
-        request, call = presentation.request, resumed_call(presentation, generation, cursor, deadline)
-        vocabulary = partial(self._served.vocabulary_of, request.model)
-        answer = decode_form(presentation, generation.name, call.told, vocabulary)
+        """Send an answer from the client's cursor on, or whole if it wants no events. Raises Failure.
+
+        `asked`: returns the id of the answer, and the cursor. Status 204 tells an EventSource not to come back again:
+        the HTML standard, section 9.2.3.
+        """
+        try:
+            generation_id, cursor = asked(http_request)
+            if is_done(http_request):
+                return Response(b"", 204)
+            deadline, accepted = deadline_of(http_request, self._config), http_request.headers.get("accept", "")
+            presentation, generation = await self._finder.find(generation_id)
+            request, call = presentation.request, resumed_call(presentation, generation, cursor, deadline)
+            vocabulary = partial(self._served.vocabulary_of, request.model)
+            answer = decode_form(presentation, generation.name, call.told, vocabulary)
+        except Exception as error:
+            raise self._refused(RESUME, http_request, error) from None
         if wants_events(accepted, otherwise=presentation.is_streamed):
             stream = SseStream(http_request, exchange, answer, self._config, vocabulary)
             await stream.serve(self._pipeline, request, call, _as_they_are)
             return None
         call = replace(call, is_streamed=False, kept=Kept(generation=generation, form=presentation.form))
         return await self._respond(_as_they_are, request, call, answer, returns_partial=False)
+
+    def _refused(self, endpoint: str, http_request: HttpRequest, error: Exception) -> Failure:
+        """Report a request that does not reach the pipeline. Returns what its client is told."""
+        failure = error if isinstance(error, Failure) else bug_failure(error, http_request.id)
+        self._on_refused(endpoint, http_request.id, failure)
+        return failure
 
     async def _respond(
         self, name_fields: NameFields, request: Request, call: Call, answer: Answer, *, returns_partial: bool

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from services.core.call import Told
 from services.core.errors import Failure, Reason
-from services.core.generation.presentation import Presentation
+from services.core.generation.presentation import Presentation, other_version
 from services.core.generation.resumption import bases_of
 from services.frontend.api.openai.responses import Answer, Brought, ChatAnswer, CompletionAnswer, Echo
 from services.models.tokenizers import Vocabulary
@@ -51,12 +51,18 @@ def encode_form(answer: Answer) -> bytes:
 def decode_form(
     presentation: Presentation, generation_id: str, told: Told, vocabulary: Callable[[], Vocabulary]
 ) -> Answer:
-    """The answer to present. `told`: of its call. Raises INVALID_ARGUMENT if it was not begun on an OpenAI endpoint."""
+    """The answer to present. `told`: of its call.
+
+    Raises INVALID_ARGUMENT if it was not begun on an OpenAI endpoint, and as `decode_presentation`.
+    """
     answer_type = _ANSWERS.get(presentation.endpoint)
     if answer_type is None:
         detail = "this answer was begun over gRPC: resume it with Inference.Resume"
         raise Failure(Reason.INVALID_ARGUMENT, detail, param="id")
-    form, request = _decode(presentation.form), presentation.request
+    try:
+        form, request = _decode(presentation.form), presentation.request
+    except msgspec.MsgspecError as error:
+        raise other_version() from error
     return answer_type(
         request_id=form.request_id,
         model=form.model,

@@ -28,6 +28,12 @@ class LogprobsWriter(Protocol):
         """
         ...
 
+    def skip(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], text: str, *, is_last: bool = False
+    ) -> None:
+        """Like `write`, for a part that the client has already."""
+        ...
+
 
 class ChatLogprobsWriter:
     """The format of /v1/chat/completions."""
@@ -45,6 +51,11 @@ class ChatLogprobsWriter:
             top = [self._top(*candidate) for candidate in one.top]
             content.append(ChatTokenLogprob(token=name, logprob=_finite(one.logprob), bytes=raw, top_logprobs=top))
         return ChatLogprobs(content=content, refusal=None) if content else None
+
+    def skip(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], text: str, *, is_last: bool = False
+    ) -> None:
+        pass  # No part depends on those before it.
 
     def _top(self, token: int, logprob: float) -> TopLogprob:
         name, raw = self._shown(token)
@@ -84,17 +95,27 @@ class CompletionLogprobsWriter:
     def write(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], text: str, *, is_last: bool = False
     ) -> CompletionLogprobs | None:
+        ready = self._take(token_ids, logprobs, text, is_last=is_last)
+        return self._written(ready) if ready else None
+
+    def skip(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], text: str, *, is_last: bool = False
+    ) -> None:
+        self._take(token_ids, logprobs, text, is_last=is_last)
+
+    def _take(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], text: str, *, is_last: bool
+    ) -> Sequence[_Entry]:
+        """Add the tokens of a part. Returns those that belong to this part; the others wait."""
         self._shown_count += len(text)
         ready = self._waiting
         ready += [(self._advance(token), token, one) for token, one in zip(token_ids, logprobs, strict=True)]
-        if not ready:
-            return None
-        if ready[-1][0] <= self._shown_count or is_last:
+        if not ready or ready[-1][0] <= self._shown_count or is_last:
             self._waiting = []
-        else:
-            end = bisect_right(ready, self._shown_count, key=itemgetter(0))
-            ready, self._waiting = ready[:end], ready[end:]
-        return self._written(ready) if ready else None
+            return ready
+        end = bisect_right(ready, self._shown_count, key=itemgetter(0))
+        self._waiting = ready[end:]
+        return ready[:end]
 
     def _written(self, entries: Sequence[_Entry]) -> CompletionLogprobs:
         names = [token_text(self._vocabulary, token) for _, token, _ in entries]

@@ -44,8 +44,8 @@ _NO_REQUEST = {
 _NO_HEADERS: Mapping[str, Mapping[str, Any]] = {}
 _ABOUT = (
     "An LLM request plane whose token streams do not break. A field that asks for something that this version does not"
-    " do is refused by name, and so is a misspelt one. HEAD is answered as GET, without the body. Bodies may use"
-    " Content-Encoding gzip or deflate."
+    " do is refused by name, and so is a misspelt one. HEAD is answered as GET, without the body; where GET takes an"
+    " answer over, it is refused. Bodies may use Content-Encoding gzip or deflate."
 )
 
 
@@ -95,6 +95,8 @@ def _described(path: str, operation: Operation, overload_status: int) -> dict[st
         "parameters": _parameters(path, operation),
         "responses": {"200": _answered(operation)} | _failures(operation, overload_status),
     }
+    if operation.nothing is not None:
+        described["responses"]["204"] = _response(operation.nothing, {})
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": {"application/json": _schema(operation.body)}}
     if operation.is_guarded:

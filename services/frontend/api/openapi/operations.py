@@ -35,7 +35,7 @@ class Operation:
     `answer`: the JSON body of status 200; None: plain text. `event`: the data of each event, if the answer can be
     streamed. A union: one of them. `reasons`: how the call can fail, besides the reasons that every call has.
     `headers`: header → schema, besides the headers that every call has; `answer_headers`: those of status 200.
-    `is_guarded`: needs the admin token, if there is one.
+    `is_guarded`: needs the admin token, if there is one. `nothing`: what status 204 means, if there is one.
     """
 
     summary: str
@@ -46,8 +46,10 @@ class Operation:
     headers: Mapping[str, Mapping[str, Any]] | None = None
     answer_headers: Mapping[str, Mapping[str, Any]] | None = None
     is_guarded: bool = False
+    nothing: str | None = None
 
 
+_NOTHING = f"The `{request_headers.LAST_EVENT_ID}` is that of the last event: there is nothing to come back for."
 _BODY = frozenset({Reason.INVALID_ARGUMENT, Reason.BODY_TOO_LARGE, Reason.DEADLINE_EXCEEDED})
 """Reasons of calls with a body."""
 _MODEL = frozenset({Reason.MODEL_NOT_FOUND, Reason.NO_WORKERS})
@@ -83,6 +85,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         reasons=ANSWER_REASONS - {Reason.BODY_TOO_LARGE},
         headers=request_headers.RESUME_HEADERS,
         answer_headers=response_headers.HEADERS,
+        nothing=_NOTHING,
     ),
     ("POST", "/v1/requests/{request_id}/cancel"): Operation(
         summary="Cancel all requests with this id",

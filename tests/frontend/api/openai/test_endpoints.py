@@ -522,6 +522,44 @@ def test_request_refused_before_the_pipeline_is_reported_once_with_its_id() -> N
     ]
 
 
+def test_refused_resume_is_reported_once() -> None:
+    """A bug: operators saw nothing of clients that came back in vain."""
+    refused: list[tuple[str, str, Reason]] = []
+
+    def on_refused(endpoint: str, request_id: str, failure: Failure) -> None:
+        refused.append((endpoint, request_id, failure.reason))
+
+    async def test() -> None:
+        async with serving(Script(), on_refused=on_refused) as server:
+            for name, generation_id in (("r-1", "0" * 32), ("r-2", "0")):
+                head = {"X-Request-Id": name}
+                async with server.session.get(f"/v1/streams/{generation_id}", headers=head) as response:
+                    assert response.status in {400, 404}
+            await server.post(COMPLETIONS, COMPLETION, headers={"X-Request-Id": "r-3", "Last-Event-ID": "1-00000000"})
+
+    run(test)
+    assert refused == [
+        ("resume", "r-1", Reason.STREAM_NOT_FOUND),
+        ("resume", "r-2", Reason.INVALID_ARGUMENT),
+        ("resume", "r-3", Reason.INVALID_ARGUMENT),
+    ]
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Request-Id": "mine"}, {"X-Unbroken-Generation-Id": "0" * 31}])
+def test_repeated_request_without_the_id_of_its_answer_is_told_that_it_is_one(headers: dict[str, str]) -> None:
+    async def test() -> None:
+        async with serving(Script("ok")) as server:
+            response, body = await server.post(
+                COMPLETIONS, COMPLETION, headers=headers | {"Last-Event-ID": "1-00000000"}
+            )
+
+        assert response.status == 400
+        assert error_of(body)["param"] == next(iter(headers), "X-Request-Id")
+        assert "a request with Last-Event-ID goes on with an answer" in error_of(body)["message"]
+
+    run(test)
+
+
 @pytest.mark.parametrize(("size", "is_threaded"), [(1000, False), (LARGE_BODY_BYTES, True)])
 def test_large_body_is_parsed_in_a_thread(size: int, is_threaded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []

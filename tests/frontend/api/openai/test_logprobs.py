@@ -212,3 +212,27 @@ def test_completion_offsets_are_the_same_streamed_and_whole_and_never_beyond_the
     for token, offset in zip(collected.token_ids, streamed, strict=True):
         is_cut = offset == len(collected.text)
         assert is_cut or token not in (A, B) or collected.text[offset] == chr(token)
+
+
+@pytest.mark.parametrize("writer_type", [ChatLogprobsWriter, CompletionLogprobsWriter])
+@given(st.lists(st.tuples(st.sampled_from([b"so", b"st", b"!", SNOW[:1], SNOW[1:]]), st.booleans())), st.data())
+def test_what_follows_skipped_parts_is_what_follows_written_ones(
+    writer_type: type[ChatLogprobsWriter | CompletionLogprobsWriter],
+    parts: list[tuple[bytes, bool]],
+    data: st.DataObject,
+) -> None:
+    skipped_count = data.draw(st.integers(0, len(parts)))
+    written, skipping = writer_type(BYTES), writer_type(BYTES)
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    waiting = ""
+    for number, (raw, is_shown) in enumerate(parts):
+        waiting += decoder.decode(raw)
+        text, waiting = (waiting, "") if is_shown else ("", waiting)
+        part = (list(raw), [TokenLogprobs(-number)] * len(raw), text)
+        expected = written.write(*part)
+        if number < skipped_count:
+            skipping.skip(*part)
+        else:
+            assert skipping.write(*part) == expected
+
+    assert skipping.write((), (), waiting, is_last=True) == written.write((), (), waiting, is_last=True)

@@ -194,6 +194,24 @@ def test_answer_that_cannot_be_resumed_is_refused_as_the_document_says(
     run(test)
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_client_that_comes_back_with_the_last_id_gets_nothing(method: str) -> None:
+    """Status 204 keeps an EventSource from coming back."""
+    path = "/v1/completions" if method == "POST" else "/v1/streams/" + "0" * 32
+    headers = {"Last-Event-ID": "done", "X-Request-Id": "0" * 32}
+
+    async def test() -> None:
+        async with serving(Script()) as server:
+            document = await document_of(server)
+            async with server.session.request(method, path, headers=headers) as response:
+                body = await response.read()
+
+        assert (response.status, body) == (204, b"")
+        assert "204" in document["paths"]["/v1/streams/{generation_id}"]["get"]["responses"]
+
+    run(test)
+
+
 def test_schema_of_a_finish_reason_lists_the_words_of_openai() -> None:
     components = describe([("/v1/completions", "POST")], HttpConfig()).components
 

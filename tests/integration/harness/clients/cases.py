@@ -20,6 +20,8 @@ CASES = {
     "two choices": replace(SEEDED, n=2),
     "all scripts": replace(GREEDY, is_chat=True, prompt="日本語 🎉 с ёлкой"),
 }
+STOPS = ("stop string", "stop token", "min_tokens", "stop string after min_tokens")
+"""The names of `with_stops`."""
 OFTEN = tuple(b"etaoin ")
 
 

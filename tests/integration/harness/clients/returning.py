@@ -1,4 +1,7 @@
-"""A client of an answer over SSE that outlives its connection: it keeps what it gets, and comes back for the rest."""
+"""Clients of answers that outlive their connections: they keep what they get, and come back for the rest.
+
+Over SSE here, over gRPC in returning_grpc.py.
+"""
 
 import json
 import socket
@@ -6,7 +9,7 @@ import struct
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -16,6 +19,7 @@ from tests.integration.harness.plane.processes import Frontend
 from tests.integration.harness.waiting import until
 
 CONTINUE = {"X-On-Disconnect": "continue"}
+R = TypeVar("R", bound="Returning")
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: closing the socket resets the connection."""
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
@@ -50,16 +54,15 @@ def _entries(logprobs: Mapping[str, Any] | None) -> list[Any]:
     return list(zip(*(logprobs[column] for column in columns), strict=True))
 
 
-@dataclass(eq=False)
-class ReturningClient:
-    """One client and its answer.
+@dataclass(eq=False, kw_only=True)
+class Returning:
+    """One client and its answer, whichever the protocol.
 
-    `ids`: of all events of choices. `has_ended`: the end marker has come. `error`: that of the last error event.
-    `generation_id`, `seed`: as the first response's headers say. `needs_ids`: whether events have ids.
+    `ids`: the cursors of all events of choices. `has_ended`: the end marker has come. `error`: that of the last stream.
+    `generation_id`, `seed`: as the stream said. `is_partial`: it has gone on without the choices that had ended, so
+    that the usage is that of the others.
     """
 
-    body: Mapping[str, Any]
-    headers: Mapping[str, str] = field(default_factory=lambda: CONTINUE)
     choices: dict[int, Kept] = field(default_factory=dict)
     ids: list[str] = field(default_factory=list)
     usage: Mapping[str, int] | None = None
@@ -67,11 +70,17 @@ class ReturningClient:
     error: Mapping[str, Any] | None = None
     generation_id: str = ""
     seed: int | None = None
-    needs_ids: bool = True
+    is_partial: bool = False
 
     @property
-    def path(self) -> str:
-        return "/v1/chat/completions" if "messages" in self.body else "/v1/completions"
+    def has_stop(self) -> bool:
+        """Whether a stop string ends the answer. Engines are told so late, and compute some tokens more."""
+        raise NotImplementedError
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether it gets token ids, so that it can go on without anybody else."""
+        raise NotImplementedError
 
     @property
     def cursor(self) -> str:
@@ -82,9 +91,79 @@ class ReturningClient:
     def whole(self) -> tuple[dict[int, Kept], Mapping[str, int] | None, str]:
         """The answer, which must be complete: choices, usage and the last id, which sums up all token ids."""
         assert self.error is None, self.error
-        assert self.has_ended, "the stream ended without [DONE]"
+        assert self.has_ended, "the stream ended without its marker"
         assert all(choice.finish for choice in self.choices.values())
         return self.choices, self.usage, self.cursor
+
+    async def ask(self: R, frontend: Frontend, *, events_max: int | None = None) -> R:
+        """Send the request, and read to the end, until the connection is cut, or for some events: then cut it."""
+        raise NotImplementedError
+
+    async def come_back(self: R, frontend: Frontend, *, events_max: int | None = None) -> R:
+        """Ask for the rest by the id of the answer, unless all of it has come. Raises Refused."""
+        raise NotImplementedError
+
+    async def go_on(self: R, frontend: Frontend) -> R:
+        """Send the request again with the tokens of it that have come, and the seed: nobody else knows the answer."""
+        raise NotImplementedError
+
+    async def come_back_once_known(self: R, frontend: Frontend) -> R:
+        """Come back until the answer has ended: a frontend may not know yet where it is, and the process that accepts
+        the connection may be the one that dies. Raises Refused.
+        """
+
+        async def has_come() -> bool:
+            try:
+                await self.come_back(frontend)
+            except Refused as refused:
+                if refused.reason != "NO_WORKERS":
+                    raise
+            return self.has_ended or self.error is not None
+
+        await until(has_come)
+        return self
+
+    async def come_back_unless_taken(self, frontend: Frontend) -> None:
+        """Come back. The answer may be taken before the first event: then `error` says so as well."""
+        try:
+            await self.come_back(frontend)
+        except Refused as refused:
+            self.error = refused.error
+
+    def twin(self: R) -> R:
+        """A client that has what this one has."""
+        return replace(self, choices=deepcopy(self.choices), ids=[*self.ids])
+
+    def anew(self: R) -> R:
+        """A client that asks the same and has nothing."""
+        return replace(self, choices={}, ids=[], usage=None, has_ended=False, error=None)
+
+    def known(self, count: int) -> list[Kept]:
+        """What it has of each of `count` choices, to go on after that."""
+        known = [self.choices.get(index, Kept()) for index in range(count)]
+        self.is_partial = any(one.finish for one in known)
+        return known
+
+
+@dataclass(eq=False)
+class ReturningClient(Returning):
+    """A client over SSE. `needs_ids`: whether events have ids. Its first response's headers say id and seed."""
+
+    body: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=lambda: CONTINUE)
+    needs_ids: bool = field(default=True, kw_only=True)
+
+    @property
+    def has_stop(self) -> bool:
+        return self.body.get("stop") is not None
+
+    @property
+    def keeps_tokens(self) -> bool:
+        return bool(self.body.get("return_token_ids"))
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if "messages" in self.body else "/v1/completions"
 
     async def ask(self, frontend: Frontend, *, events_max: int | None = None) -> "ReturningClient":
         """Send the request, and read to the end, until the connection is cut, or for some events: then reset it."""
@@ -105,46 +184,18 @@ class ReturningClient:
             await self._read(request, events_max)
         return self
 
-    async def come_back_once_known(self, frontend: Frontend) -> "ReturningClient":
-        """Come back until the answer has ended: a frontend may not know yet where it is, and the process that accepts
-        the connection may be the one that dies. Raises Refused.
-        """
-
-        async def has_come() -> bool:
-            try:
-                await self.come_back(frontend)
-            except Refused as refused:
-                if refused.reason != "NO_WORKERS" or not refused.error["retryable"]:
-                    raise
-            return self.has_ended or self.error is not None
-
-        await until(has_come)
-        return self
-
-    async def come_back_unless_taken(self, frontend: Frontend) -> None:
-        """Come back. The answer may be taken before the first event: then `error` says so as well."""
-        try:
-            await self.come_back(frontend)
-        except Refused as refused:
-            self.error = refused.error
-
     async def go_on(self, frontend: Frontend) -> "ReturningClient":
         """Send the request again with the tokens of it that have come, and the seed: nobody else knows the answer."""
         if self.has_ended:
             return self
         count = len(self.body["prompt"]) if isinstance(self.body.get("prompt"), list) else 1
-        known = [self.choices.get(index, Kept()) for index in range(count * self.body["n"])]
-        brought: list[Any] = [None if one.finish else one.token_ids for one in known]
+        brought: list[Any] = [None if one.finish else one.token_ids for one in self.known(count * self.body["n"])]
         fields = {"seed": self.seed, "generated_token_ids": brought[0] if len(brought) == 1 else brought}
         self.ids = []
         async with _session() as session:
             body = {**STREAM, **self.body, **fields}
             await self._read(session.post(f"{frontend.http}{self.path}", json=body, headers=self.headers), None)
         return self
-
-    def twin(self) -> "ReturningClient":
-        """A client that has what this one has."""
-        return replace(self, choices=deepcopy(self.choices), ids=[*self.ids])
 
     async def repeat(self, frontend: Frontend) -> "ReturningClient":
         """Send the request again, with the ids of the answer and of the last event."""

@@ -38,6 +38,10 @@ class RogueSession:
     async def send(self, message: worker_pb2.WorkerMessage | bytes) -> None:
         await self._session.send(message)
 
+    async def read(self) -> Any:
+        """Return the frontend's next message; None at the end of the session."""
+        return await self._session.read()
+
     async def send_welcome(self) -> None:
         await self.send(honest_welcome(self.instance_id))
 

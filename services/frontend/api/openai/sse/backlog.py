@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from services.core.client_flow import ClientBounds, StallWatch
 from services.core.delta_buffer import DeltaBuffer
+from services.core.generation.replay import ReplayRoom
 from services.core.interface import Delta
 from services.http.server.exchange import Exchange
 
@@ -21,12 +22,14 @@ class Backlog:
         events_of: Callable[[Delta], bytes],
         bounds: ClientBounds,
         on_slow: Callable[[str], None],
+        room: ReplayRoom,
     ) -> None:
-        """`on_slow`: called with the reason when the client passes one of `bounds`."""
+        """`on_slow`: called with the reason when the client passes one of `bounds`, besides the `room`."""
         self._exchange = exchange
         self._events_of = events_of
         self._bounds = bounds
         self._on_slow = on_slow
+        self._room = room
         self._buffer = DeltaBuffer()
         self._next: asyncio.Handle | None = None
         self._watch = StallWatch(bounds.stall_s_max, self._progress, self._on_stall)
@@ -42,7 +45,7 @@ class Backlog:
     def deliver(self, delta: Delta) -> None:
         """Write the delta, or buffer it."""
         if self._buffer or not self._exchange.has_room:
-            self._buffer.add(delta)
+            self._room.add(delta, self._buffer.add(delta))
         else:
             self._write(self._events_of(delta))
         self._check()
@@ -73,8 +76,9 @@ class Backlog:
             self._exchange.write(events)
 
     def _check(self) -> None:
-        if self._exchange.unsent_size() + self._buffer.size > self._bounds.buffer_bytes_max:
-            self._on_slow(f"the client left more than {self._bounds.buffer_bytes_max} bytes of its stream unread")
+        bytes_max = self._bounds.buffer_bytes_max + self._room.size
+        if self._exchange.unsent_size() + self._buffer.size > bytes_max:
+            self._on_slow(f"the client left more than {bytes_max} bytes of its stream unread")
 
     def _progress(self) -> int | None:
         return None if self.is_caught_up else self._exchange.progress()

@@ -19,6 +19,10 @@ DONE = b"data: [DONE]\n\n"
 COMMENT = b": keepalive\n"
 _PLACEHOLDER = "\0"
 _PLACEHOLDER_ENCODED = msgspec.json.encode(_PLACEHOLDER)
+SIZES_PREPARED = 1024
+CHUNK_HEADS = tuple(b"%x\r\n" % size for size in range(SIZES_PREPARED))
+"""The first lines of chunks of these sizes: to look one up is cheaper than to format it for every token."""
+join = b"".join
 encode = msgspec.json.Encoder().encode
 # JSON and SSE allow these line separators inside a string, but clients that use str.splitlines split at them.
 _SEPARATORS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
@@ -76,12 +80,22 @@ class Events:
         if not text.isascii():
             text = one_line(text)
         if self._is_chunked:
-            return b"%x\r\n%b%b%b\r\n" % (choice.size + len(text), choice.head, text, choice.tail)
+            size = choice.size + len(text)
+            chunk_head = CHUNK_HEADS[size] if size < SIZES_PREPARED else b"%x\r\n" % size
+            return join((chunk_head, choice.head, text, choice.tail, b"\r\n"))
         return choice.head + text + choice.tail
 
     def ending(self, usage: Usage) -> bytes:
         """The last events of the stream: usage, if the client asked for it, and the end marker."""
-        return (self._event([], usage) if self._answer.includes_usage else b"") + DONE
+        return self._usage_event(usage) + DONE
+
+    def _usage_event(self, usage: Usage) -> bytes:
+        return self._event([], usage) if self._answer.includes_usage else b""
+
+    def failed(self, error: bytes, *, is_final: bool) -> bytes:
+        """The last event of a stream that fails. `error`: in JSON. `is_final`: coming back is of no use."""
+        del is_final
+        return b"event: error\ndata: %b\n\n" % error
 
     def comment(self) -> bytes:
         """A comment between events, which clients ignore.
@@ -136,15 +150,16 @@ class Events:
             return b""
         return self._piece(delta, logprobs)
 
-    def _logprobs(self, delta: Delta, choice: OpenChoice) -> Any:
-        """The log probabilities whose place in the text is known; None: there are none."""
+    def _logprobs(self, delta: Delta, choice: OpenChoice, *, is_skipped: bool = False) -> Any:
+        """The log probabilities whose place in the text is known; None: there are none, or the client has them."""
         if choice.logprobs is None:
             if not delta.logprobs:
                 return None
             choice.logprobs = self._answer.logprobs_writer(delta.choice, self._vocabulary())
         is_last = delta.finish_reason is not None
         token_ids, given = (delta.token_ids, delta.logprobs) if delta.logprobs else ((), ())
-        return choice.logprobs.write(token_ids, given, delta.text, is_last=is_last)
+        writer = choice.logprobs
+        return (writer.skip if is_skipped else writer.write)(token_ids, given, delta.text, is_last=is_last)
 
     def _piece(self, delta: Delta, logprobs: Any) -> bytes:
         return self._event_of(self._answer.piece(delta.choice, delta.text, logprobs))

@@ -32,12 +32,13 @@ import structlog
 from services.core.call import Call, Cause, Ending, Told
 from services.core.common_layers import bug_failure, outcome_of
 from services.core.errors import Failure, Reason
-from services.core.generation.kept import Generation
+from services.core.generation.kept import Generation, Kept
+from services.core.generation.replay import ReplayRoom
 from services.core.interface import Delta, Finish, Layer
 from services.core.request import Request
 from services.frontend.api.openai.responses import Answer
 from services.frontend.api.openai.sse.backlog import Backlog
-from services.frontend.api.openai.sse.events import events_of
+from services.frontend.api.openai.sse.events import Events, events_of
 from services.frontend.api.openai.sse.keepalive import Keepalive
 from services.frontend.api.openai.sse.kept_events import events_for
 from services.frontend.api.response_headers import told_headers
@@ -78,10 +79,14 @@ class SseStream:
         "_is_open",
         "_keepalive",
         "_left",
+        "_room",
         "_send",
         "_told",
         "_vocabulary",
     )
+
+    _events: Events  # Set with the request, and so is `_events_of`.
+    _events_of: Callable[[Delta], bytes]
 
     def __init__(
         self,
@@ -99,8 +104,6 @@ class SseStream:
         self._is_chunked = http_request.is_chunkable
         self._vocabulary = vocabulary
         self._generation: Generation | None = None
-        self._events = events_of(answer, vocabulary, is_chunked=http_request.is_chunkable)
-        self._events_of: Callable[[Delta], bytes] = self._events.of
         self._is_open = self._has_begun = False
         self._send = exchange.send
         self._is_gone = exchange.is_closing
@@ -110,6 +113,7 @@ class SseStream:
         self._ending = Ending()
         self._told = Told()
         self._left: Reason | None = None
+        self._room = ReplayRoom({})
 
     @property
     def state(self) -> str:
@@ -168,18 +172,7 @@ class SseStream:
         If the client is too slow or gone, the request is failed from outside, so that every layer, the one that counts
         outcomes included, sees the reason.
         """
-        self._ending, self._told = call.ending, call.told
-        if call.kept is not None:
-            self._events = events_for(
-                self._answer, self._vocabulary, request, call.kept, call.ending, is_chunked=self._is_chunked
-            )
-            self._events_of = self._events.of
-            self._generation = call.kept.generation
-            if call.kept.cursor is None:  # With one, the answer may still be refused.
-                self._generation.on_begun = self._begin_early
-        if (pause_s := self._config.sse_keepalive_s) is not None:
-            self._keepalive = Keepalive(pause_s, self._on_pause)
-            self._events_of = self._keepalive.noting(self._events.of)
+        self._prepare(request, call)
         try:
             outcome = await outcome_of(pipeline, request, call, self)
         except Exception as error:
@@ -200,6 +193,27 @@ class SseStream:
         except Exception as error:
             self._exchange.cut()
             bug_failure(error, call.request_id)
+
+    def _prepare(self, request: Request, call: Call) -> None:
+        self._ending, self._told = call.ending, call.told
+        if call.kept is None:
+            self._events = events_of(self._answer, self._vocabulary, is_chunked=self._is_chunked)
+            self._events_of = self._events.of
+        else:
+            self._keep(call.kept, request, call.ending)
+        if (pause_s := self._config.sse_keepalive_s) is not None:
+            self._keepalive = Keepalive(pause_s, self._on_pause)
+            self._events_of = self._keepalive.noting(self._events_of)
+
+    def _keep(self, kept: Kept, request: Request, ending: Ending) -> None:
+        """Send the events of an answer that can be resumed, or is."""
+        events = events_for(self._answer, self._vocabulary, request, kept, ending, is_chunked=self._is_chunked)
+        self._events, self._events_of, self._generation = events, events.of, kept.generation
+        if kept.generation.is_resumed:
+            self._room = ReplayRoom(kept.generation.record_ends)
+            self._events_of = self._room.noting(events.of)
+        if kept.cursor is None:  # With one, the answer may still be refused.
+            kept.generation.on_begun = self._begin_early
 
     def _begin_early(self) -> None:
         """The engine has begun: tell the client by which id it can come back."""
@@ -234,7 +248,7 @@ class SseStream:
         if not self._is_open:
             return  # The backlog writes as well, and may fill the transport again.
         self._is_open = False
-        self._backlog = Backlog(self._exchange, self._events_of, self._config.client, self._leave_slow)
+        self._backlog = Backlog(self._exchange, self._events_of, self._config.client, self._leave_slow, self._room)
 
     def _end_of(self, outcome: Finish | Failure, name_fields: NameFields) -> bytes:
         """The last bytes: the end of the stream, or an error response if the stream has not begun."""
@@ -249,7 +263,8 @@ class SseStream:
 
     def _failed(self, failure: Failure) -> bytes:
         if self._has_begun:
-            event = b"event: error\ndata: %b\n\n" % envelope(failure, self._answer.request_id)
+            error = envelope(failure, self._answer.request_id)
+            event = self._events.failed(error, is_final=not failure.traits.retryable)
             return self._at_end + self._rest() + self._last(event)
         response = error_response(failure, self._answer.request_id, overload_status=self._config.overload_status)
         return self._exchange.encode(response, self._http_request)

@@ -17,8 +17,13 @@ from services.core.generation.cursor import Cursor, parse_cursor
 from services.core.interface import Delta, TokenLogprobs, Usage
 from services.core.request import Continuation, FinishReason, Request, Stop
 from services.frontend.api.openai.responses import Answer, Brought, ChatAnswer, CompletionAnswer, Echo
-from services.frontend.api.openai.sse.events import DONE
-from services.frontend.api.openai.sse.kept_events import KeptEvents, ResumedEvents, kept_events
+from services.frontend.api.openai.sse.events import DONE, SIZES_PREPARED, Events
+from services.frontend.api.openai.sse.kept_events import (
+    NUMBERS_PREPARED,
+    KeptEvents,
+    ResumedEvents,
+    kept_events,
+)
 from services.frontend.layers.detokenize import Cut, Detokenizer
 from services.models.tokenizers.byte_level import EOS, ByteTokenizer
 
@@ -81,6 +86,21 @@ def test_each_delta_is_one_event_with_the_cursor_after_it() -> None:
 
     assert [[one.only["text"] for one in found] for found in sent] == [["a"], ["b"], ["c"]]
     assert [found[0].id for found in sent] == [f"{n}-{checksum(b'abc'[:n]):08x}" for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("position", [9, NUMBERS_PREPARED - 1, NUMBERS_PREPARED])
+@pytest.mark.parametrize("kind", [KeptEvents, Events])
+def test_chunk_has_the_size_of_its_event_whatever_size_and_position(kind: type[Events], position: int) -> None:
+    answer = CompletionAnswer(request_id="r", model="m")
+    more = (1,) if kind is KeptEvents else ()
+    plain, chunked = (kind(answer, ByteTokenizer, *more, is_chunked=is_chunked) for is_chunked in (False, True))
+    for events in (plain, chunked):
+        events.of(Delta(position - 2, [97], "a"))
+
+    for size in (1, *range(SIZES_PREPARED - 300, SIZES_PREPARED + 1)):
+        delta = Delta(position - 1, [97], size * "a")
+        event = plain.of(delta)
+        assert chunked.of(delta) == b"%x\r\n%b\r\n" % (len(event), event)
 
 
 def test_only_the_first_event_has_the_time_after_which_a_browser_comes_back() -> None:
@@ -189,12 +209,17 @@ def test_continuation_is_told_with_the_finish() -> None:
     assert events_in(kept().of(last))[0].only["continuation"] == "prefix"
 
 
-def test_usage_and_end_marker_have_no_id() -> None:
+def test_usage_has_no_id_and_that_of_the_end_marker_says_not_to_come_back() -> None:
     events = kept(includes_usage=True)
 
     usage, done = events_in(events.ending(Usage(3, 4)))
 
-    assert (usage.id, done.id, done.data) == (None, None, "[DONE]")
+    assert (usage.id, done.id, done.data) == (None, "done", "[DONE]")
+
+
+@pytest.mark.parametrize(("is_final", "first"), [(True, b"id: done\n"), (False, b"")])
+def test_id_of_a_failure_says_not_to_come_back_if_that_is_of_no_use(is_final: bool, first: bytes) -> None:
+    assert kept().failed(b"{}", is_final=is_final) == first + b"event: error\ndata: {}\n\n"
 
 
 # Resumes
@@ -475,4 +500,4 @@ def test_what_a_client_got_and_the_rest_are_the_whole_answer_wherever_it_was_cut
 
 
 def test_end_marker_is_that_of_every_stream() -> None:
-    assert kept().ending(Usage(0, 0)) == DONE
+    assert kept().ending(Usage(0, 0)).endswith(b"\n" + DONE)

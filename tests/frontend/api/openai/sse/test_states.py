@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from services.core.call import Ending, Told
+from services.core.call import Call
 from services.core.client_flow import ClientBounds
 from services.core.errors import Reason
 from services.core.interface import Delta, Usage
-from services.core.request import FinishReason
+from services.core.request import FinishReason, Request
 from services.frontend.api.openai.responses import CompletionAnswer
 from services.frontend.api.openai.sse import stream
 from services.frontend.api.openai.sse.stream import SseStream
@@ -22,7 +22,7 @@ from services.http.server.config import HttpConfig
 from services.http.server.cork import Cork
 from services.http.server.messages import HttpRequest
 from services.models.tokenizers.byte_level import ByteTokenizer
-from tests.support.doubles import run_async
+from tests.support.doubles import make_kept, make_request, run_async
 from tests.support.raw_session import RecordingTransport
 from tests.support.tables import rows_of
 
@@ -177,7 +177,7 @@ def stage_of() -> Iterator[Stage]:
         config = HttpConfig(client=ClientBounds(buffer_bytes_max=BUFFER_BYTES_MAX))
         request = HttpRequest(method="POST", path="/", headers={}, id="r")
         stream = SseStream(request, connection, answer, config, ByteTokenizer)
-        stream._ending, stream._told = Ending(), Told()
+        stream._prepare(Request(model="m"), Call(request_id="r"))
         yield Stage(stream, connection, transport)
         stream._stop_backlog()
 
@@ -198,6 +198,27 @@ def test_stream_changes_its_state_as_the_table_says(state: str, event: str, expe
             assert stage.stream.state == expected
 
     run_async(test())
+
+
+@pytest.mark.parametrize("is_resumed", [True, False])
+def test_client_may_leave_as_much_more_unread_as_comes_from_the_record_of_the_answer_that_it_resumes(
+    is_resumed: bool,
+) -> None:
+    """A bug: workers send records faster than any client reads, so an answer longer than the bound cut its client."""
+    kept = make_kept()
+    kept.generation.is_resumed, kept.generation.record_ends = is_resumed, {0: 3} if is_resumed else {}
+
+    async def test() -> list[str]:
+        with stage_of() as stage:
+            stage.stream._keep(kept, make_request(), stage.stream._ending)
+            into_slow(stage)
+            states = []
+            for _ in range(3):  # The record ends before the third one.
+                stage.deliver("x" * BUFFER_BYTES_MAX)
+                states.append(stage.stream.state)
+            return states
+
+    assert run_async(test()) == (["slow", "slow", "left"] if is_resumed else ["left"] * 3)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import com.google.rpc.ErrorInfo;
 import com.google.rpc.RetryInfo;
 import io.grpc.Context;
 import io.grpc.Context.CancellableContext;
+import io.grpc.Deadline;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
@@ -15,9 +16,11 @@ import io.grpc.StatusRuntimeException;
 import io.grpc.protobuf.StatusProto;
 import java.util.HashMap;
 import java.util.Iterator;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
+import java.util.stream.Stream;
 import unbroken.v1.Delta;
 import unbroken.v1.GenerateRequest;
 import unbroken.v1.GenerateResponse;
@@ -27,11 +30,13 @@ import unbroken.v1.Sampling;
 import unbroken.v1.Stop;
 
 /**
- * A gRPC client that needs nothing but the published proto file: {@code java -jar target/client.jar HOST:PORT}.
+ * A gRPC client that needs nothing but the published proto file: {@code java -jar target/client.jar HOST:PORT
+ * [HOST:PORT]}.
  *
  * <p>{@code mvn package} generates the stubs from the folder in its property {@code proto}, and builds the jar.
  *
- * <p>It prints a line of JSON for each step.
+ * <p>It prints a line of JSON for each step. With the addresses of two frontends, it only loses the first one: see
+ * {@link KeptAnswer}.
  */
 public final class Client {
   private static final String MODEL = "mocker";
@@ -51,16 +56,26 @@ public final class Client {
 
   /** Runs each step once. */
   public static void main(String[] args) throws Exception {
-    ManagedChannel channel = Grpc.newChannelBuilder(args[0], InsecureChannelCredentials.create()).build();
+    List<ManagedChannel> channels =
+        Stream.of(args)
+            .map(address -> Grpc.newChannelBuilder(address, InsecureChannelCredentials.create()).build())
+            .toList();
     try {
-      Client client = new Client(InferenceGrpc.newBlockingStub(channel));
+      List<InferenceBlockingStub> stubs = channels.stream().map(InferenceGrpc::newBlockingStub).toList();
+      if (stubs.size() > 1) {
+        lostFrontend(stubs);
+        return;
+      }
+      Client client = new Client(stubs.get(0));
       client.stream();
       client.cancel();
       client.refusal();
       client.deadline();
       client.lostWorker();
     } finally {
-      channel.shutdownNow().awaitTermination(CLOSE_S, TimeUnit.SECONDS);
+      for (ManagedChannel channel : channels) {
+        channel.shutdownNow().awaitTermination(CLOSE_S, TimeUnit.SECONDS);
+      }
     }
   }
 
@@ -110,6 +125,16 @@ public final class Client {
   private void lostWorker() throws StreamIncompleteException {
     Runnable begun = () -> report("begun", Map.of());
     report("lost_worker", readAnswer(generate(request("lost_worker", MODEL, TOKENS)), begun).fields());
+  }
+
+  /** Loses its frontend: the test that runs this program kills the first one when it reads {@code begun}. */
+  private static void lostFrontend(List<InferenceBlockingStub> stubs) throws StreamIncompleteException {
+    GenerateRequest request = request("lost_frontend", MODEL, TOKENS);
+    Deadline deadline = Deadline.after(DEADLINE_S, TimeUnit.SECONDS);
+    List<InferenceBlockingStub> others = stubs.subList(1, stubs.size());
+    report("undisturbed", readAnswer(new KeptAnswer(others, request, deadline), () -> {}).fields());
+    Runnable begun = () -> report("begun", Map.of());
+    report("resumed", readAnswer(new KeptAnswer(stubs, request, deadline), begun).fields());
   }
 
   private Iterator<GenerateResponse> generate(GenerateRequest request) {
