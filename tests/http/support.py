@@ -1,8 +1,11 @@
 """A frontend's HTTP application on a real port, with a script in place of the pipeline."""
 
 import asyncio
+import fcntl
 import json
 import socket
+import struct
+import termios
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,9 +25,11 @@ from services.frontend.api.admin.admin import Admin, AdminConfig
 from services.frontend.api.build import build_admin_app, build_app
 from services.frontend.resume.finder import GenerationFinder
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
+from services.http.h1.exchange import unsent_bytes
 from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
 from services.http.server.context import ConnectionContext
+from services.http.server.detector import Detector
 from services.http.server.listener import http_server
 from services.models.tokenizers import Vocabulary
 from services.models.tokenizers.byte_level import ByteTokenizer
@@ -294,6 +299,23 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
                 await asyncio.sleep(0.001)
 
     run_on_loop(bounded())
+
+
+async def all_read(server: Server, writer: asyncio.StreamWriter) -> None:
+    """Wait until the server has read all that the client has sent. Its connection must be the only one."""
+    transport: Any = writer.transport
+    while unsent_bytes(transport) or not server.clients._open or unread_size(server):
+        await asyncio.sleep(0.001)
+
+
+def unread_size(server: Server) -> int:
+    """Bytes that wait in the kernel for the server to read them."""
+    connection: Any
+    [connection] = server.clients._open
+    transport = connection._transport if isinstance(connection, Detector) else connection.transport
+    size = struct.Struct("i")
+    waiting = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(size.size))
+    return int(size.unpack(waiting)[0])
 
 
 def raw_post(path: str, body: Any, *, version: str = "1.1", headers: str = "") -> bytes:

@@ -42,7 +42,7 @@ from tests.http.h2.support import (
     connection_of,
     settings,
 )
-from tests.http.support import HANG, Script, StubFrontend, error_of, events, run, serving
+from tests.http.support import HANG, Script, StubFrontend, all_read, error_of, events, run, serving
 
 
 def texts(body: bytes) -> str:
@@ -140,7 +140,7 @@ def test_bytes_may_be_cut_anywhere(cuts: list[int]) -> None:
             bounds = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
             for start, end in pairwise(bounds):
                 client.send(data[start:end])
-                await asyncio.sleep(0.001)
+                await all_read(server, client.writer)
 
             answer = await client.answer(1)
 

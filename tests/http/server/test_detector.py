@@ -1,13 +1,11 @@
 """The first bytes of a connection say which version of HTTP it speaks, even if they come one by one."""
 
-import asyncio
-
 import pytest
 
 from services.http.h2.wire.frames import PREFACE
 from services.http.server.config import HttpConfig
 from tests.http.h2.support import connected, settings
-from tests.http.support import Script, run, serving
+from tests.http.support import Script, all_read, run, serving
 
 
 @pytest.mark.parametrize("count", [1, 3, len(PREFACE) - 1, len(PREFACE)])
@@ -15,7 +13,7 @@ def test_preface_may_come_in_pieces(count: int) -> None:
     async def test() -> None:
         async with serving(Script()) as server, connected(server, greets=False) as client:
             client.send(PREFACE[:count])
-            await asyncio.sleep(0.01)
+            await all_read(server, client.writer)
             client.send(PREFACE[count:], settings())
 
             assert (await client.answer(client.get("/live"))).status == 200
@@ -32,7 +30,7 @@ def test_other_bytes_are_http_1(first: bytes) -> None:
             reader, writer = await server.connect()
             request = (b"POST" if first.startswith(b"P") else b"GET") + b" /live HTTP/1.1\r\nHost: x\r\n\r\n"
             writer.write(first)
-            await asyncio.sleep(0.01)
+            await all_read(server, writer)
             writer.write(request[len(first) :])
 
             assert (await reader.readline()).startswith(b"HTTP/1.1 ")
