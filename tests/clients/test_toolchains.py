@@ -31,7 +31,7 @@ class Builds:
         return [str(folder / "client")]
 
 
-SOURCES = {"client.py", "requirements.txt", f"proto/{INFERENCE}"}
+SOURCES = {"client.py", "resume.py", "requirements.txt", f"proto/{INFERENCE}"}
 
 
 def test_client_is_built_once_from_its_program_and_the_proto_file() -> None:
