@@ -1,4 +1,4 @@
-"""A client is built once, and an interrupted build does not spoil the next."""
+"""A client is built once; neither an interrupted build nor an interpreter that is gone spoils the next run."""
 
 from pathlib import Path
 
@@ -28,6 +28,7 @@ class Builds:
         (folder / "half").touch()
         if self.fails:
             raise KeyboardInterrupt
+        (folder / "client").touch(mode=0o755)
         return [str(folder / "client")]
 
 
@@ -56,3 +57,15 @@ def test_interrupted_build_is_repeated_from_scratch() -> None:
     client.command()
 
     assert builds.found == [SOURCES, SOURCES]
+
+
+def test_client_is_built_again_if_its_program_is_gone() -> None:
+    """A bug: a client ran in the interpreter of a checkout that had been deleted."""
+    builds = Builds()
+    client = Client(PROGRAM, (), builds)
+    Path(client.command()[0]).unlink()
+
+    (program,) = client.command()
+
+    assert builds.found == [SOURCES, SOURCES]
+    assert Path(program).exists()

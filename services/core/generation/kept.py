@@ -20,7 +20,7 @@ EPOCH_BITS = 20
 rest begins with the time in ms, and each resume adds 1: a request that repeats the id of an earlier answer comes later
 than that answer and its resumes."""
 LAST_EPOCH = 2**63 - 1
-"""Whoever takes an answer over needs a higher epoch, which must fit into 64 bits."""
+"""The highest epoch of an owner. The next owner needs a higher one, which must fit into 64 bits."""
 
 
 class Copy(Struct, frozen=True, kw_only=True):
@@ -143,3 +143,7 @@ class Kept(Struct, frozen=True, kw_only=True):
     cursor: Cursor | None = None
     is_stopped: Callable[[], bool] | None = None
     early_s: float = 0.0
+
+    def index_of(self, choice: int) -> int:
+        """The index of a choice of the prompt in the whole answer."""
+        return self.first_index + choice

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.core.errors import invalid
-from services.core.generation.kept import RANDOM_ID, Generation, Kept
+from services.core.generation.kept import ID_BYTES, RANDOM_ID, Generation, Kept
 from services.core.validation import duration_s_of
 
 ON_DISCONNECT = "X-On-Disconnect"
@@ -43,7 +43,7 @@ def kept_of(headers: Mapping[str, str], request_id: str, config: KeepConfig, *, 
     given = _random_bytes(request_id)
     is_told = given is not None and is_id_given
     grace_s = config.grace_s if grace_s is None else grace_s
-    return Kept(generation=Generation(given or secrets.token_bytes(16), grace_s, is_told=is_told))
+    return Kept(generation=Generation(given or secrets.token_bytes(ID_BYTES), grace_s, is_told=is_told))
 
 
 def parse_generation_id(given: str, param: str) -> bytes:

@@ -202,7 +202,7 @@ class Detokenize:
         detokenizer.prime(request.generated_token_ids)
         below: Sink = detokenizer
         if (kept := call.kept) is not None:
-            below = _cut_at_cursor(detokenizer, kept, kept.first_index + request.choice)
+            below = _cut_at_cursor(detokenizer, kept, kept.index_of(request.choice))
         if not request.stop.strings:
             return detokenizer.finish(request, (await self._inner(request, call, below)).reason)
         if kept is not None:

@@ -62,14 +62,20 @@ class Migrate:
         if kept is None:
             record = Recorder(sink, request, seq_len_max, on_exceeded)
             return await Migration(request, call, record, self._context).run()
-        on_tokens = partial(kept.generation.drop_others, kept.first_index + request.choice)
-        record = Recorder(sink, request, seq_len_max, on_exceeded, records_logprobs=True, on_tokens=on_tokens)
+        continuations, index = kept.generation.continuations, kept.index_of(request.choice)
+        record = Recorder(
+            sink,
+            request,
+            seq_len_max,
+            on_exceeded,
+            records_logprobs=True,
+            on_tokens=partial(kept.generation.drop_others, index),
+            on_told=partial(continuations.__setitem__, index),
+        )
         if base := len(request.generated_token_ids):
             call = replace(call, kept=replace(kept, base=base))
-        continuations, index = kept.generation.continuations, kept.first_index + request.choice
         if index in continuations:
             record.tell(continuations[index])  # It has moved before it was resumed.
-        record.on_told = partial(continuations.__setitem__, index)
         try:
             return await Migration(request, call, record, self._context).run()
         except Failure as failure:

@@ -125,7 +125,7 @@ def _copies(request: Request, call: Call) -> Sequence[Copy]:
     kept = call.kept
     if kept is None or len(request.generated_token_ids) > kept.base:
         return ()
-    return kept.generation.copies.get(kept.first_index + request.choice, ())
+    return kept.generation.copies.get(kept.index_of(request.choice), ())
 
 
 def _next_copy(request: Request, call: Call) -> Copy | None:
@@ -133,7 +133,7 @@ def _next_copy(request: Request, call: Call) -> Copy | None:
     if not _copies(request, call):
         return None
     assert call.kept is not None, "what has copies is kept"
-    return call.kept.generation.take_copy(call.kept.first_index + request.choice)
+    return call.kept.generation.take_copy(call.kept.index_of(request.choice))
 
 
 def _count(call: Call) -> int:

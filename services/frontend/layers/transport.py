@@ -24,7 +24,7 @@ class Transport:
                 return await stream.ended
             finally:
                 session.close(stream)
-        index = kept.first_index + request.choice
+        index = kept.index_of(request.choice)
         kept.generation.return_to(index, session.record.instance_id)
         stream = (session.open if call.attempt.adopts is None else session.adopt)(request, call, sink)
         try:

@@ -12,8 +12,7 @@ class Recorder:
     """Records delivered tokens on their way to the client.
 
     Above `seq_len_max` tokens of prompt and answer together it stops recording and frees what it has. `position`: of
-    the next token, in the whole continuation. `logprobs`: of the recorded tokens, if they are recorded too. `on_told`:
-    called with what the answer has lost by moving.
+    the next token, in the whole continuation. `logprobs`: of the recorded tokens, if they are recorded too.
     """
 
     __slots__ = (
@@ -21,11 +20,11 @@ class Recorder:
         "_begin",
         "_on_exceeded",
         "_on_next",
+        "_on_told",
         "_sink",
         "_tracked_end",
         "is_tracking",
         "logprobs",
-        "on_told",
         "position",
         "token_ids",
     )
@@ -39,14 +38,17 @@ class Recorder:
         *,
         records_logprobs: bool = False,
         on_tokens: Callable[[], None] | None = None,
+        on_told: Callable[[Continuation], None] | None = None,
     ) -> None:
-        """`on_tokens`: called just before the first token is delivered, and before the next one after each move."""
+        """`on_tokens`: called just before the first token is delivered, and before the next one after each move.
+        `on_told`: called with what the answer has lost by moving.
+        """
         self._sink = sink
         self._begin = self.position = len(request.generated_token_ids)
         self._on_exceeded = on_exceeded
         self._always = self._on_next = on_tokens
         self._tracked_end = sys.maxsize if seq_len_max is None else seq_len_max - len(request.prompt_token_ids)
-        self.on_told: Callable[[Continuation], None] | None = None
+        self._on_told = on_told
         self.is_tracking = True
         self.token_ids = array("I")
         self.logprobs: list[TokenLogprobs] | None = [] if records_logprobs and request.logprobs is not None else None
@@ -91,8 +93,8 @@ class Recorder:
 
     def tell(self, continuation: Continuation) -> None:
         """Tell how the answer continues, in a delta without tokens."""
-        if self.on_told is not None:
-            self.on_told(continuation)
+        if self._on_told is not None:
+            self._on_told(continuation)
         self._sink.deliver(Delta(self.position, (), continuation=continuation))
 
     def _stop_tracking(self) -> None:

@@ -129,7 +129,7 @@ class StreamTable:
         assert call.attempt.adopts is not None, "Route sets what is adopted"
         kept, copy, stream_id = call.kept, call.attempt.adopts, self._next_id
         self._next_id += 1
-        self._writer.adopt(stream_id, kept.generation.id, kept.first_index + request.choice, kept.generation.epoch)
+        self._writer.adopt(stream_id, kept.generation.id, kept.index_of(request.choice), kept.generation.epoch)
         self._candidate.on_opened(1)
         stream = self._open[stream_id] = Stream(stream_id, request, vocab_size, self._loop.create_future())
         stream.join(call.attempt, sink)

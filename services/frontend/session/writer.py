@@ -152,7 +152,7 @@ class SessionWriter:
 def _put_generation(message: worker_pb2.Generation, request: Request, kept: Kept) -> None:
     generation = kept.generation
     message.id, message.epoch, message.presentation = generation.id, generation.epoch, generation.presentation
-    message.index, message.base = kept.first_index + request.choice, kept.base
+    message.index, message.base = kept.index_of(request.choice), kept.base
     put_seconds(message.grace, generation.grace_s)
     if (continuation := generation.continuations.get(message.index)) is not None:
         message.continuation = continuation_to_wire(continuation)

@@ -104,9 +104,7 @@ class GenerationStore:
             if former.epoch > generation.epoch:
                 _leave_group(generation)
                 raise taken_over()
-            former_owner = former.owner
-            self.drop(former, Cause.REPLACED)
-            former_owner.on_ended(taken_over())
+            self._take_away(former, Cause.REPLACED, taken_over())
         self._by_id.setdefault(key, {})[generation.index] = generation
         generation.task = self._group.create_task(self._run(generation, request, call))
         self.running_count += 1
@@ -174,12 +172,14 @@ class GenerationStore:
 
     def cancel(self, generation_id: bytes) -> int:
         """Drop the generations of an answer, whoever owns them: the owners are told. Returns how many of them ran."""
-        count = 0
-        for one in self.locate(generation_id):
-            owner = one.owner
-            count += self.drop(one, Cause.EXPLICIT)
-            owner.on_ended(Failure(Reason.CANCELLED, "the request was cancelled by the id of its answer"))
-        return count
+        return sum(self._take_away(one, Cause.EXPLICIT, _cancelled()) for one in self.locate(generation_id))
+
+    def _take_away(self, generation: Generation, cause: Cause, failure: Failure) -> bool:
+        """Drop a generation, and tell its owner why. Returns whether it ran."""
+        owner = generation.owner
+        was_running = self.drop(generation, cause)
+        owner.on_ended(failure)
+        return was_running
 
     # The owner of those that are detached
 
@@ -217,6 +217,10 @@ class GenerationStore:
         while len(self._detached) > config.records_max or self.detached_bytes > config.bytes_max:
             first = next((one for one in self._detached if one.outcome is not None), None)
             self._expire(first or next(iter(self._detached)))
+
+
+def _cancelled() -> Failure:
+    return Failure(Reason.CANCELLED, "the request was cancelled by the id of its answer")
 
 
 def _leave_group(generation: Generation) -> None:

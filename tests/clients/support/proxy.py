@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from tests.integration.harness.clients.returning import RESET
+from tests.support.raw_session import serve_connections
 
 STREAM = re.compile(rb"GET /v1/streams/")
 CURSOR = re.compile(rb"(?i)\r\nlast-event-id: ([^\r]*)")
@@ -37,10 +38,8 @@ class Proxy:
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
         """The proxy's URL."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        async with server:
-            host, port = server.sockets[0].getsockname()
-            yield f"http://{host}:{port}"
+        async with serve_connections(self._serve) as address:
+            yield f"http://{address}"
 
     def cut_and_refuse(self) -> None:
         """Reset all connections, and refuse the next request for a stream."""

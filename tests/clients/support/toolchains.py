@@ -55,9 +55,11 @@ class Client:
         content = b"".join(str(path).encode() + data for path, data in sources.items())
         folder = CACHE / f"{self.name}-{hashlib.sha256(content).hexdigest()[:16]}"
         with alone_in(folder):
-            if not (folder / MADE).exists():
+            command = _made(folder)
+            # An interpreter may have belonged to a checkout that is gone.
+            if not command or shutil.which(command[0]) is None:
                 self._make(folder, sources)
-        command: list[str] = json.loads((folder / MADE).read_text())
+                command = _made(folder)
         return command
 
     def _sources(self) -> dict[Path, bytes]:
@@ -77,6 +79,12 @@ class Client:
         written = folder / f"{MADE}.part"
         written.write_text(json.dumps(command))
         written.rename(folder / MADE)
+
+
+def _made(folder: Path) -> list[str]:
+    """The command of a complete build; empty if there is none."""
+    made = folder / MADE
+    return json.loads(made.read_text()) if made.exists() else []
 
 
 def missing(*tools: str) -> list[str]:

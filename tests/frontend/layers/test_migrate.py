@@ -4,7 +4,6 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,11 +14,8 @@ from services.core.generation.kept import Kept
 from services.core.interface import Finish, Sink
 from services.core.request import Continuation, FinishReason, Request, Sampling
 from services.frontend.layers.migrate import Migrate, MigrateConfig
-from tests.frontend.migration.support import ABLE, Case, RecordedMetrics, Stage, staged
+from tests.frontend.migration.support import ABLE, DRAWING, Case, RecordedMetrics, Stage, staged
 from tests.support.doubles import HANG, Collected, Script, call_layer, make_kept, make_request, run_async
-
-DRAWING = replace(ABLE, resume=replace(ABLE.resume, sampling=False))
-"""Of an engine without seeds."""
 
 
 def test_an_answer_without_a_failure_passes_through_unchanged() -> None:

@@ -17,6 +17,8 @@ from services.frontend.layers.migrate import Migrate, MigrateConfig
 from tests.support.doubles import CARD, Collected, FakeSession, Script, Step, call_layer, make_request, run_async
 
 ABLE = replace(CARD, resume=Resume(sampling=True, penalties=True, guided=True, logprobs=True))
+DRAWING = replace(ABLE, resume=replace(ABLE.resume, sampling=False))
+"""The card of an engine that draws without seeds."""
 
 
 class RecordedMetrics:

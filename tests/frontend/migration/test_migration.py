@@ -13,7 +13,7 @@ from services.core.model_card import ModelCard, Resume
 from services.core.request import Continuation, FinishReason, Request, Sampling
 from services.frontend.layers.migrate import Migrate, MigrateConfig
 from services.frontend.migration.policy import FREE_MOVES_MAX
-from tests.frontend.migration.support import ABLE, Case, RecordedMetrics
+from tests.frontend.migration.support import ABLE, DRAWING, Case, RecordedMetrics
 from tests.support.doubles import Collected, FakeSession, Step, call_layer, make_request, run_async
 
 
@@ -318,7 +318,6 @@ def test_no_attempt_outlives_a_client_that_hangs_up() -> None:
 
 # Engines that draw without seeds
 
-DRAWING = replace(ABLE, resume=replace(ABLE.resume, sampling=False))
 SAMPLED = Sampling(temperature=0.8)
 
 

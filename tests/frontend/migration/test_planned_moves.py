@@ -18,7 +18,7 @@ from services.core.request import Continuation, FinishReason, Request, Sampling
 from services.frontend.layers.migrate import Migrate, MigrateConfig
 from services.frontend.migration import migration, move
 from services.frontend.migration.policy import LAG_TOKENS_MAX, ROUNDS_MAX
-from tests.frontend.migration.support import ABLE, RecordedMetrics, Stage, staged
+from tests.frontend.migration.support import ABLE, DRAWING, RecordedMetrics, Stage, staged
 from tests.support.doubles import HANG, Collected, FakeSession, Script, call_layer, make_request, run_async
 
 
@@ -493,7 +493,6 @@ def test_no_attempt_starts_and_no_token_is_delivered_after_the_client_has_hung_u
 
 # Engines that draw without seeds: two attempts side by side draw different tokens
 
-DRAWING = replace(ABLE, resume=replace(ABLE.resume, sampling=False))
 SAMPLED = make_request(sampling=Sampling(temperature=0.8))
 
 

@@ -56,7 +56,7 @@ class KeptEvents(Events):
         # The bytes between the id and the text of an event, and those after the text. Empty until the only choice has
         # begun, and if there are more choices, or if events differ in more than id and text.
         self._before = self._after = b""
-        self._size = 0  # Of a chunk without the number and the text.
+        self._size = 0  # The size of a chunk, without its number and its text.
         self._is_detailed = answer.has_usage_in_events or answer.returns_token_ids
 
     def of(self, delta: Delta) -> bytes:
