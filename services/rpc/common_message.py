@@ -4,11 +4,16 @@ To build a protobuf message object by object takes half of what such a message c
 the numbers of the fields are those of inference.proto.
 """
 
+from collections.abc import Sequence
+from functools import lru_cache
+
 from services.core.interface import Delta
 
+FIELDS_KEPT = 16_384
+"""Encoded positions, and encoded tokens, that are remembered: streams are at positions near each other, and few tokens
+make up most text."""
 _CHOICE, _POSITION, _TOKEN_IDS, _TEXT = b"\x08", b"\x10", b"\x1a", b"\x22"
 _DELTA = b"\x0a"
-_SMALL = [bytes((number,)) for number in range(0x80)]
 
 
 def common_message(delta: Delta) -> bytes | None:
@@ -18,24 +23,33 @@ def common_message(delta: Delta) -> bytes | None:
         return None
     if delta.continuation is not None or not text.isascii():
         return None
-    token_ids = b"".join(map(_varint, delta.token_ids))
-    content = _CHOICE + _varint(delta.choice) if delta.choice else b""
-    if delta.position:
-        content += _POSITION + _varint(delta.position)
-    if token_ids:
-        content += _TOKEN_IDS + _varint(len(token_ids)) + token_ids
+    token_ids = delta.token_ids
+    content = _position(delta.position) + (_token(token_ids[0]) if len(token_ids) == 1 else _tokens(token_ids))
+    if delta.choice:
+        content = _CHOICE + _varint(delta.choice) + content
     if text:
-        content += _TEXT + _varint(len(text)) + text.encode("ascii")
+        content += _TEXT + _varint(len(text)) + text.encode()
     return _DELTA + _varint(len(content)) + content
 
 
+@lru_cache(FIELDS_KEPT)
+def _position(position: int) -> bytes:
+    return _POSITION + _varint(position) if position else b""
+
+
+@lru_cache(FIELDS_KEPT)
+def _token(token_id: int) -> bytes:
+    """The field of one token alone."""
+    return _tokens((token_id,))
+
+
+def _tokens(token_ids: Sequence[int]) -> bytes:
+    encoded = b"".join(map(_varint, token_ids))
+    return _TOKEN_IDS + _varint(len(encoded)) + encoded if encoded else b""
+
+
+@lru_cache(FIELDS_KEPT)
 def _varint(number: int) -> bytes:
-    if number < 0x80:
-        return _SMALL[number]
-    if number < 0x4000:
-        return bytes((number & 0x7F | 0x80, number >> 7))
-    if number < 0x200000:
-        return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
     encoded = bytearray()
     while number >= 0x80:
         encoded.append(number & 0x7F | 0x80)

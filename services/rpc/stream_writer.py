@@ -5,6 +5,7 @@ client is slow, a task writes, and tokens that arrive during a write travel toge
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import grpc
@@ -41,7 +42,9 @@ class AtOnce(Protocol):
 
     def send(self, message: inference_pb2.GenerateResponse) -> None: ...
 
-    def send_encoded(self, message: bytes) -> None: ...
+    def sender(self, on_full: Callable[[], None]) -> Callable[[bytes], None]:
+        """What sends a message that is encoded already. `on_full`: called during a send if the client becomes slow."""
+        ...
 
 
 class StreamWriter:
@@ -64,6 +67,7 @@ class StreamWriter:
         self._call = call
         self._at_once = at_once
         self._has_head = self._has_message = False
+        self._send_on: Callable[[bytes], None] | None = None  # Set while messages go straight to the client.
         self._context = context
         self._bounds = bounds
         self._buffer = DeltaBuffer()
@@ -80,11 +84,17 @@ class StreamWriter:
         self._room: ReplayRoom | None = None
 
     def deliver(self, delta: Delta) -> None:
-        if self._items is None:
+        if self._send_on is not None and (encoded := common_message(delta)) is not None:
+            self._send_on(encoded)  # The path of every token of a client that keeps up.
+        elif self._items is None:
             self._add(delta)
-            return
+        else:
+            self._add_new(self._items, delta)
+
+    def _add_new(self, items: KeptItems, delta: Delta) -> None:
+        """Add what the client does not have."""
         try:
-            for new in self._items.new(delta):
+            for new in items.new(delta):
                 self._add(new)
         except Failure as failure:
             self._call.ending.fail(failure, Cause.RESUME_REFUSED)
@@ -94,11 +104,9 @@ class StreamWriter:
         if context is not None and context.has_room and not self._buffer and not self._is_writing:
             if not self._has_head:
                 context.send_head(self._head())
-            encoded = common_message(delta) if self._has_message and self._items is None else None
-            if encoded is None:
-                context.send(self._message(delta))
-            else:
-                context.send_encoded(encoded)
+            context.send(self._message(delta))
+            if self._items is None and context.has_room:
+                self._send_on = context.sender(self._on_full)
             return
         added = self._buffer.add(delta)
         if self._room is not None:
@@ -108,6 +116,10 @@ class StreamWriter:
             self._begin()
         if self._buffer.size > self._bounds.buffer_bytes_max and self._call.ending.failure is None:
             self._on_much_unread()
+
+    def _on_full(self) -> None:
+        """The client is slow: what follows waits in the buffer."""
+        self._send_on = None
 
     def _on_much_unread(self) -> None:
         bytes_max = self._bounds.buffer_bytes_max + (0 if self._room is None else self._room.size)

@@ -321,6 +321,11 @@ class Rpc(Ended):
         else:
             self._stream.send_message(message)
 
+    def sender(self, on_full: Callable[[], None]) -> Callable[[bytes], None]:
+        """What sends a further message. `on_full`: called during a send if the client becomes slow."""
+        self._stream.on_full = on_full
+        return self.send if self._compresses else self._stream.send_message
+
     async def wait_room(self) -> None:
         """Wait until the client is not slow. If it disconnects, the waiting task is cancelled."""
         if not self._stream.has_room:
@@ -392,9 +397,12 @@ class RpcContext:
         rpc = self._rpc
         rpc.send(rpc.method.encode(message))
 
-    def send_encoded(self, message: bytes) -> None:
-        """The same with a message that is encoded already."""
-        self._rpc.send(message)
+    def sender(self, on_full: Callable[[], None]) -> Callable[[bytes], None]:
+        """What sends a message that is encoded already, once the head is sent, and does not wait either.
+
+        `on_full`: called during a send if the client becomes slow.
+        """
+        return self._rpc.sender(on_full)
 
     async def send_initial_metadata(self, metadata: Metadata) -> None:
         """Send the head of the answer."""

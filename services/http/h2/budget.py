@@ -9,8 +9,8 @@ from services.runtime.loop import clock
 
 CONTROL_FRAMES_MAX = 2_048
 """Frames of one connection without content, such as PING, SETTINGS, WINDOW_UPDATE and empty DATA, ahead of their
-refill. Content that is sent earns CONTROL_FRAMES_EARNED for each piece, of which a message has two or three: clients
-measure their line with a PING, and open two windows, for each message."""
+refill. Content that is sent earns CONTROL_FRAMES_EARNED for each piece, of which a message has two: clients measure
+their line with a PING, and open two windows, for each message."""
 CONTROL_FRAMES_EARNED = 2
 CONTROL_FRAMES_PER_S = 200.0
 STREAMS_A_FRAME = 16

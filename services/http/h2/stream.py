@@ -28,6 +28,7 @@ from services.http.h2.wire.frames import (
     StreamError,
     headers_frames,
     pack_head,
+    pack_message_head,
     rst_stream,
     window_update,
 )
@@ -118,14 +119,14 @@ class SendingHalf(ABC):
     def send_message(self, message: bytes, *, flag: int = 0) -> None:
         """Send a message of gRPC with its prefix. Every message takes this path. `flag`: 1: it is compressed."""
         size, writer = len(message) + MESSAGE_PREFIX_BYTES, self._writer
-        prefix = flag.to_bytes() + len(message).to_bytes(4, "big")
         if self._pending or writer.is_full or not size <= self.window or size > writer.window or size > FRAME_BYTES_MAX:
-            self._send_later(prefix + message)
+            self._send_later(flag.to_bytes() + len(message).to_bytes(4, "big") + message)
             return
         self.window -= size
         writer.window -= size
         self.sent_size += size
-        writer.out += (pack_head(size >> 8, size & 0xFF, DATA, 0, self.id), prefix, message)
+        head = pack_message_head(size >> 8, size & 0xFF, DATA, 0, self.id, flag, size - MESSAGE_PREFIX_BYTES)
+        writer.out += (head, message)
         if not writer.is_flush_due:
             writer.flush_soon()
 

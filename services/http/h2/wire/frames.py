@@ -24,6 +24,8 @@ _HEAD = struct.Struct(">HBBBI")
 _U32 = struct.Struct(">I")
 pack_head = _HEAD.pack
 """The head of a frame: the upper two bytes and the lowest byte of its length, type, flags, stream id."""
+pack_message_head = struct.Struct(">HBBBIBI").pack
+"""The same with the prefix of a gRPC message behind it: whether it is compressed, and its length."""
 
 
 class ErrorCode(IntEnum):
