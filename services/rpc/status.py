@@ -5,7 +5,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import DecodeError
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from services.core.errors import OPENAI_CODE, Failure, Reason
@@ -14,6 +14,7 @@ from services.runtime.loop import clock
 Detail = TypeVar("Detail", error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo)
 
 DOMAIN = "unbroken"
+_TYPE_PREFIX = "type.googleapis.com/"
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 """The largest message on any hop: a prompt of about four million tokens."""
 
@@ -81,10 +82,10 @@ def status_of(failure: Failure, *, request_id: str = "") -> status_pb2.Status:
     info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN, metadata=_metadata(failure, request_id))
     details = [_pack(info)]
     if failure.retry_after_s is not None:
-        delay = duration_pb2.Duration()
-        delay.FromMilliseconds(round(failure.retry_after_s * 1e3))
+        seconds, milliseconds = divmod(round(failure.retry_after_s * 1e3), 1000)
+        delay = duration_pb2.Duration(seconds=seconds, nanos=milliseconds * 1_000_000)
         details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
-    code, message = _code(failure.traits.grpc), _cut(failure.detail, DETAIL_BYTES_MAX)
+    code, message = failure.traits.grpc.value[0], _cut(failure.detail, DETAIL_BYTES_MAX)
     return status_pb2.Status(code=code, message=message, details=details)
 
 
@@ -113,13 +114,8 @@ def _cut(text: str, bytes_max: int) -> str:
 
 
 def _pack(message: Detail) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(message)
-    return packed
-
-
-def _code(status: grpc.StatusCode) -> code_pb2.Code:
-    return code_pb2.Code.Value(status.name)
+    """The message as an Any. `Any.Pack` does the same in Python, and takes several times as long."""
+    return any_pb2.Any(type_url=f"{_TYPE_PREFIX}{message.DESCRIPTOR.full_name}", value=message.SerializeToString())
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Failure, *, request_id: str = "") -> NoReturn:

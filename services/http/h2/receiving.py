@@ -22,7 +22,7 @@ from services.http.h2.flow_control import CONNECTION_WINDOW_BYTES, WINDOW_DEFAUL
 from services.http.h2.settings import INITIAL_WINDOW_SIZE, STREAMS_MAX, settings_in
 from services.http.h2.stream import Receiver, Stream
 from services.http.h2.stream_table import StreamTable
-from services.http.h2.wire.fields import FieldDecoder, Fields, RequestHead, check_trailers, head_of
+from services.http.h2.wire.fields import FieldDecoder, Fields, RequestHead, check_trailers
 from services.http.h2.wire.frames import (
     ACK,
     CONTINUATION,
@@ -241,7 +241,7 @@ class FrameHandler:
             raise block.fault
         if max(len(self.streams), len(self._owner.tasks)) >= STREAMS_MAX:
             raise StreamError(ErrorCode.REFUSED_STREAM, f"more than {STREAMS_MAX} streams")
-        head = head_of(fields)
+        head = self._fields.head_of(fields)
         stream = Stream(block.stream_id, self._writer, self._stream_window, head.content_length, self._on_closed)
         self.streams.add(stream)
         if not block.is_last:

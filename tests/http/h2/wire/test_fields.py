@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from services.http.h1.parser import HEAD_BYTES_MAX
 from services.http.h2.wire.fields import (
+    BLOCK_BYTES_KEPT,
     FieldDecoder,
     Fields,
     check_trailers,
@@ -112,6 +113,55 @@ def test_blocks_share_a_table() -> None:
 
     assert [decoder.decode(block) for block in blocks] == [[(b"x-name", b"value")]] * 2
     assert len(blocks[1]) == 1
+
+
+def test_block_that_comes_again_is_not_decoded_again() -> None:
+    decoder, block = FieldDecoder(), Encoder().encode([(name.decode(), value.decode()) for name, value in REQUEST[:2]])
+    first = decoder.decode(block)
+
+    assert decoder.decode(block) is first
+
+
+@pytest.mark.parametrize("change", [literal(b"x", b"y" * BLOCK_BYTES_KEPT), b"\x40\x01x\x01y", b"\x20"])
+def test_block_that_is_large_or_changes_the_table_is_decoded_again(change: bytes) -> None:
+    """The last one sets the size of the table, which the first block does not."""
+    decoder = FieldDecoder()
+    decoder.decode(b"\x40\x01a\x011")
+    first = decoder.decode(change)
+
+    again = decoder.decode(change)
+
+    assert again == first
+    assert again is not first
+
+
+def test_block_means_something_else_once_another_one_has_changed_the_table() -> None:
+    decoder, newest, of_name = FieldDecoder(), b"\xbe", [b"\x40\x01%b\x011" % name for name in (b"a", b"b", b"a")]
+    seen = []
+    for block in of_name:
+        decoder.decode(block)
+        seen += [decoder.decode(newest), decoder.decode(newest)]
+
+    assert seen == [[(name, b"1")] for name in (b"a", b"a", b"b", b"b", b"a", b"a")]
+
+
+@given(st.lists(st.lists(st.sampled_from([("a", "1"), ("b", "2" * 30), ("c", "3" * 60)]), max_size=3), max_size=30))
+def test_remembered_blocks_have_the_fields_that_any_decoder_finds(blocks: list[list[tuple[str, str]]]) -> None:
+    """The table is so small that entries leave it again and again."""
+    encoder, decoder = Encoder(), FieldDecoder()
+    encoder.header_table_size = 150
+    for fields in blocks:
+        assert decoder.decode(encoder.encode(fields)) == [(name.encode(), value.encode()) for name, value in fields]
+
+
+def test_heads_of_a_remembered_block_share_nothing() -> None:
+    decoder = FieldDecoder()
+    block = encode_fields([(name.decode(), value.decode()) for name, value in REQUEST])
+
+    first, second = (decoder.head_of(decoder.decode(block)) for _ in range(2))
+
+    assert first == second == head_of(REQUEST)
+    assert first.headers is not second.headers
 
 
 @pytest.mark.parametrize(
