@@ -18,7 +18,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-clients surface compose-test kill-loop frontend-loss storm bench bench-small hold scale lint lint-proto record-proto pages stubs install install-dev model etcd iproute2 wrk curl chromium peer clean
+.PHONY: help up test test-clients surface compose-test kill-loop frontend-loss storm bench bench-small hold scale lint lint-proto record-proto pages stubs install install-dev model etcd iproute2 wrk curl chromium peer peer-smg clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets.
@@ -49,15 +49,16 @@ frontend-loss: install-dev ## Kill a frontend under 200 streams, and measure wha
 storm: install-dev ## Send 5,000 requests at once to one worker, and measure the effect on everything else.
 	$(BIN)/python -m bench.storm --frontend=--admin-listen=127.0.0.1:0
 
-bench: install-dev wrk ## Compare with NVIDIA Dynamo. About 15 minutes; keep the machine idle otherwise.
+bench: install-dev wrk ## Compare with NVIDIA Dynamo and SMG. About 25 minutes; keep the machine idle otherwise.
 	@$(MAKE) --no-print-directory peer || echo "note: Dynamo cannot be installed here: its columns will be empty" >&2
+	@$(MAKE) --no-print-directory peer-smg || echo "note: SMG cannot be installed here: its columns will be empty" >&2
 	$(BIN)/python -m bench.compare
 
 bench-small: install-dev wrk ## Run the comparison for seconds, to see that it works: its figures mean nothing.
 	$(BIN)/python -m bench.compare --no-peer --streams 2,8 --lost-streams 4 --saturated-streams 8 --rounds 1 \
 		--seconds 0.3 --tokens 50 --results $(VENV)/bench-small
 
-hold: install-dev ## Hold 10,000 slow streams for a minute: memory per stream, and how evenly tokens arrive.
+hold: install-dev ## Hold 10,000 slow streams for a minute over HTTP, then over gRPC: memory per stream, and how evenly tokens arrive.
 	$(BIN)/python -m bench.hold
 
 scale: install-dev ## Measure what a frontend and a registry cost with 1,000 workers, 10,000 streams, 10,000 instances.
@@ -118,6 +119,9 @@ chromium: ## Install Chromium for the tests of pages, with apt.
 
 peer: model etcd ## Install NVIDIA Dynamo into the user's cache folder, for the comparison.
 	bench/peer/dynamo.sh install "$$($(BIN)/python -c 'from services.models.download import SMOLLM2; print(SMOLLM2.path)')"
+
+peer-smg: curl ## Install SMG into the user's cache folder, for the comparison.
+	bench/peer/smg.sh install
 
 clean: ## Remove everything that was installed or generated here.
 	rm -rf $(VENV) $(VENV)-* services/stubs/*_pb2*

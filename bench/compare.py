@@ -1,12 +1,13 @@
-"""Compare this frontend with the peer's: CPU cost per token, latency and evenness of tokens, and the effect of a lost
-worker.
+"""Compare this frontend with its peers: CPU cost per token, latency and evenness of tokens, and the effect of a lost
+worker. Compare its wires with each other and with bare servers.
 
     python -m bench.compare --streams 1,16,64,256,512,1024 --rounds 3
 
-The two systems alternate. For each part of each round a system is started afresh, with no process of the other running;
+The systems alternate. For each part of each round a system is started afresh, with no process of the other running;
 it does the same work and is stopped. Prints a Markdown page and writes it to `latest.md`, all figures of all rounds to
-`latest.json`, and a chart to `latest.png`. A part that fails is named on the page, and the rest continues: without the
-peer its columns stay empty. The exit status is 1 if anything other than the peer failed.
+`latest.json`, and a chart to `latest.png`. A part that fails is named on the page, and the rest continues: without a
+peer its columns stay empty. The exit status is 1 if anything other than a peer failed. The page names the goals, and
+which are met.
 """
 
 import json
@@ -24,8 +25,8 @@ from bench.clients.wrk import Load, require_wrk
 from bench.comparison.comparison import SATURATED_ITL_MS, Comparison, Plan
 from bench.comparison.plot import draw
 from bench.comparison.report import document
-from bench.comparison.rounds import OURS, PEER
-from bench.comparison.systems import ITL_MS, WORKERS, require_peer
+from bench.comparison.rounds import OURS, PEER, SMG
+from bench.comparison.systems import ITL_MS, WORKERS, why_missing
 from bench.measure.conditions import command, machine
 from bench.measure.errors import BenchError
 
@@ -83,8 +84,8 @@ def streams_option(name: str, default: str, about: str) -> Callable[[Command], C
     return click.option(name, default=default, callback=lambda *given: parse_streams(given[-1]), help=about)
 
 
-@click.command(help="Compare this frontend with the peer's.", context_settings={"show_default": True})
-@streams_option("--streams", "1,16,64,256,512,1024", "Concurrent streams; over gRPC only those up to 256.")
+@click.command(help="Compare this frontend with its peers.", context_settings={"show_default": True})
+@streams_option("--streams", "1,16,64,256,512,1024", "Concurrent streams; over all wires only those up to 256.")
 @streams_option("--lost-streams", "100,200", "Concurrent streams when a worker is lost.")
 @click.option("--saturated-streams", type=click.IntRange(1), default=512, help="Concurrent streams on fast mockers.")
 @click.option("--rounds", type=click.IntRange(1), default=3, help="Rounds for each system; the systems alternate.")
@@ -93,7 +94,7 @@ def streams_option(name: str, default: str, about: str) -> Callable[[Command], C
 )
 @click.option("--tokens", type=click.IntRange(1), default=200, help="Tokens in an answer.")
 @click.option(
-    "--peer/--no-peer", "with_peer", default=True, help="Also measure NVIDIA Dynamo; see bench/peer/dynamo.sh."
+    "--peer/--no-peer", "with_peers", default=True, help="Also measure NVIDIA Dynamo and SMG; see bench/peer."
 )
 @click.option("--results", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Output folder.")
 def main(
@@ -103,35 +104,27 @@ def main(
     rounds: int,
     seconds: float,
     tokens: int,
-    with_peer: bool,
+    with_peers: bool,
     results: Path,
 ) -> None:
     load_before = os.getloadavg()[0]
     try:
         require_wrk()
-        why_missing = peer_is_missing() if with_peer else "Dynamo: not requested"
     except BenchError as error:
         sys.exit(f"error: {error}")
+    missing = {name: why_missing(name) if with_peers else f"{name}: not requested" for name in (PEER, SMG)}
     plan = Plan(
         loads=[load_for(number, seconds, tokens) for number in streams],
         saturated=load_for(saturated_streams, seconds * ITL_MS / SATURATED_ITL_MS, tokens),
         lost=lost_streams,
-        systems=[OURS] if why_missing else [OURS, PEER],
+        systems=[OURS, *(name for name, why in missing.items() if why is None)],
+        overload_s=seconds,
     )
-    comparison = Comparison(plan, failures=[why_missing] if why_missing else [])
+    comparison = Comparison(plan, failures=[why for why in missing.values() if why is not None])
     for _ in range(rounds):
         comparison.run_round()
     click.echo(write(results, comparison, load_before))
     sys.exit(0 if comparison.is_complete else 1)
-
-
-def peer_is_missing() -> str | None:
-    """Return why the peer cannot be measured; None if it can."""
-    try:
-        require_peer()
-    except BenchError as error:
-        return f"Dynamo: {error}"
-    return None
 
 
 if __name__ == "__main__":

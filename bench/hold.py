@@ -2,22 +2,24 @@
 
     python -m bench.hold --streams 10000 --seconds 60
 
-Streams are opened over HTTP at a bounded rate. Once each has received a token, all are held for `--seconds` at one
-token per second each. An engine steps all of its streams at once, so tokens arrive in as many bursts per second as
-there are workers. Then the clients hang up, and every gauge of the system must return to 0. Prints a report and writes
-it to `hold.md`, and the figures to `hold.json`. The exit status is 1 if a stream was lost, a gauge did not return to 0,
-or a process logged an error.
+Streams are opened at a bounded rate: over HTTP with a connection each, and then on another frontend over gRPC, with as
+many on each of a few connections. Once each has received a token, all are held for `--seconds` at one token per second
+each. An engine steps all of its streams at once, so tokens arrive in as many bursts per second as there are workers.
+Then the clients hang up, and every gauge of the system must return to 0. Prints a report and writes it to `hold.md`,
+and the figures to `hold.json`. The exit status is 1 if a stream was lost, a gauge did not return to 0, or a process
+logged an error.
 """
 
 import asyncio
 import json
+import math
 import os
 import platform
 import resource
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,9 +27,9 @@ from typing import Any
 
 import click
 
-from bench.clients.held_streams import HeldStreams
+from bench.clients.held_streams import HeldHttp, HeldRpcs, HeldStreams, HeldWire
 from bench.clients.observers import Observation, observing
-from bench.clients.requests import PATH, request_body
+from bench.clients.requests import GRPC_AT, GRPC_PATH, PATH, grpc_request, request_body
 from bench.clients.wires import http_message
 from bench.compare import RESULTS
 from bench.measure.conditions import command, machine
@@ -48,6 +50,14 @@ QUIET_S_MAX = 60.0
 SPARE_FILES = 200
 PROBE_EVERY_S = 0.1
 ENDLESS_TOKENS = 100_000
+KIB_GOAL = 16.0
+"""Memory of a frontend per stream."""
+HTTP, GRPC = "HTTP/SSE", "gRPC"
+WIRES: Mapping[str, tuple[str, Callable[[], HeldWire]]] = {
+    HTTP: ("http", lambda: HeldHttp(http_message(PATH, request_body(ENDLESS_TOKENS)))),
+    GRPC: (GRPC_AT, lambda: HeldRpcs(GRPC_PATH, grpc_request(ENDLESS_TOKENS).SerializeToString())),
+}
+"""For each wire: the name of the frontend's address, and what a connection speaks."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +102,28 @@ class Figures:
 
 
 @dataclass(frozen=True)
+class Options:
+    """What the command line says. `connections`: over gRPC. `rate`: streams to open per second."""
+
+    streams: int
+    connections: int
+    seconds: float
+    workers: int
+    rate: float
+    itl_ms: float
+
+    def per_connection(self, wire: str) -> int:
+        return 1 if wire == HTTP else math.ceil(self.streams / self.connections)
+
+
+@dataclass(frozen=True)
 class Hold:
     """A plane and the streams to hold on it."""
 
     plane: Plane
     workers: Sequence[Process]
-    streams: int
-    seconds: float
-    rate: float
+    wire: str
+    options: Options
 
     @property
     def _frontend(self) -> Process:
@@ -107,25 +131,26 @@ class Hold:
 
     def run(self) -> Figures:
         asyncio.run(answer(self.plane.frontend, Request(max_tokens=1)))  # Loads what only the first request loads.
-        address = self._frontend.metrics_address
+        asked, probed = self.options, self._frontend.metrics_address
+        at, wire = WIRES[self.wire]
         empty = Usage.of(self._frontend)
-        with HeldStreams(address, http_message(PATH, request_body(ENDLESS_TOKENS))) as held:
-            held.open(self.streams, self.rate)
+        with HeldStreams(self._frontend.ready[at], wire, asked.per_connection(self.wire)) as held:
+            held.open(asked.streams, asked.rate)
             held.wait_begun(BEGIN_S_MAX)
-            with observing(Observation({"/live": (address, "/live")}, address, b"", 0, PROBE_EVERY_S), 0) as observed:
+            with observing(Observation({"/live": (probed, "/live")}, probed, b"", 0, PROBE_EVERY_S), 0) as observed:
                 before, began = self._usages(), time.monotonic()
                 held.reset()
-                held.read(self.seconds)
+                held.read(asked.seconds)
                 gaps_s, elapsed_s, after = held.gaps_s(), time.monotonic() - began, self._usages()
         left = asyncio.run(self._left())
         used_s, *workers_s = [now.cpu_s - then.cpu_s for now, then in zip(after, before, strict=True)]
         tokens = max(held.tokens, 1)
         return Figures(
-            streams=self.streams,
+            streams=asked.streams,
             lost=dict(held.errors),
             tokens=held.tokens,
             rss_mib={"before": empty.rss_mib, "held": after[0].rss_mib, "after": Usage.of(self._frontend).rss_mib},
-            kib_per_stream=round((after[0].rss_mib - empty.rss_mib) * 1024 / self.streams, 2),
+            kib_per_stream=round((after[0].rss_mib - empty.rss_mib) * 1024 / asked.streams, 2),
             cpu_us_per_token=round(used_s / tokens * 1e6, 1),
             cores=round(used_s / elapsed_s, 3),
             **gap_figures(gaps_s),
@@ -163,20 +188,18 @@ def gap_figures(gaps_s: Sequence[Sequence[float]]) -> dict[str, Any]:
     }
 
 
-def run(
-    fork_server: ForkServer, folder: Path, workers: int, streams: int, seconds: float, rate: float, itl_ms: float
-) -> Figures:
+def run(fork_server: ForkServer, folder: Path, wire: str, asked: Options) -> Figures:
     """Start a plane and hold streams on it."""
     plane = Plane(fork_server, folder)
     options = (
-        f"--engine-request-limit={streams}",
-        f"--mocker-itl-ms={itl_ms}",
+        f"--engine-request-limit={asked.streams}",
+        f"--mocker-itl-ms={asked.itl_ms}",
         "--mocker-kv-block-tokens=1024",
         "--mocker-prefill-chunk-tokens=1000000",  # Otherwise a step would start at most about a hundred streams.
     )
     try:
-        started = [asyncio.run(plane.worker(*options)) for _ in range(workers)]
-        return Hold(plane, started, streams, seconds, rate).run()
+        started = [asyncio.run(plane.worker(*options)) for _ in range(asked.workers)]
+        return Hold(plane, started, wire, asked).run()
     finally:
         plane.close()
 
@@ -193,15 +216,27 @@ def raise_file_limit(number: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
 
 
-def document(figures: Figures, about: Mapping[str, str]) -> str:
-    """Return the report. `about`: what was measured, where and how, one line each."""
+def document(runs: Mapping[str, Figures], about: Mapping[str, str]) -> str:
+    """Return the report. `runs`: by wire. `about`: what was measured, where and how, one line each."""
     facts = "\n".join(f"- {name}: {value}" for name, value in about.items())
+    columns = [lines_of(figures) for figures in runs.values()]
+    rows = [
+        ["figure", *runs],
+        ["---"] * (1 + len(runs)),
+        *([name, *(one[name] for one in columns)] for name in columns[0]),
+    ]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"# Held streams\n\n{facts}\n\n{table}\n"
+
+
+def lines_of(figures: Figures) -> dict[str, str]:
+    """Return the lines of one column."""
     rss, gap, own, live = figures.rss_mib, figures.gap_ms, figures.own_p99_ms, figures.live_ms
-    lines = {
+    return {
         "streams held, streams lost": f"{figures.streams:,}, {sum(figures.lost.values())}",
         "tokens": f"{figures.tokens:,}",
         "frontend memory (RSS): before, with the streams, after": f"{rss['before']}, {rss['held']}, {rss['after']} MiB",
-        "memory per stream": f"{figures.kib_per_stream} KiB",
+        f"memory per stream, which is to be at most {KIB_GOAL:g} KiB": f"{figures.kib_per_stream} KiB",
         "frontend CPU": f"{figures.cpu_us_per_token} µs per token, {figures.cores:.1%} of a core",
         "time between two tokens: p50, p99, maximum": f"{gap['p50']}, {gap['p99']}, {gap['max']} ms",
         "each stream's own p99: median, maximum": f"{own['p50']}, {own['max']} ms",
@@ -211,24 +246,28 @@ def document(figures: Figures, about: Mapping[str, str]) -> str:
         "workers' CPU, including the mocker's own work": f"{figures.worker_cpu_us_per_token} µs per token",
         "requests still counted after the clients hung up": f"{figures.left:.0f}",
     }
-    table = "\n".join(f"| {name} | {value} |" for name, value in lines.items())
-    return f"# Held streams\n\n{facts}\n\n| figure | |\n| --- | --- |\n{table}\n"
 
 
-def about(options: Mapping[str, Any], load_before: float) -> dict[str, str]:
+def about(asked: Options, load_before: float) -> dict[str, str]:
     """Return what a reader must know about how the figures were measured."""
-    mockers = f"{options['workers']} mockers at {options['itl_ms']:g} ms per token"
+    mockers = f"{asked.workers} mockers at {asked.itl_ms:g} ms per token"
+    connections = (
+        f"over HTTP one each, over gRPC {asked.per_connection(GRPC)} on each of {asked.connections} connections"
+    )
     return {
         "machine": machine(),
         "Python": platform.python_version(),
         "load average before": f"{load_before:.2f}",
-        "setup": f"{mockers}, HTTP/SSE, held for {options['seconds']:g} s; clients on the same machine",
+        "setup": f"{mockers}, held for {asked.seconds:g} s, a frontend for each wire; clients on the same machine",
+        "streams": connections,
         "command": command("bench.hold"),
     }
 
 
 @click.command(help="Hold many slow streams on one frontend.", context_settings={"show_default": True})
 @click.option("--streams", type=click.IntRange(1), default=10_000, help="At a time.")
+@click.option("--wire", "wires", type=click.Choice(list(WIRES)), multiple=True, default=list(WIRES), help="Repeatable.")
+@click.option("--connections", type=click.IntRange(1), default=100, help="Of the streams over gRPC.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), default=60.0, help="How long to hold the streams.")
 @click.option("--workers", type=click.IntRange(1), default=2)
 @click.option("--rate", type=click.FloatRange(0, min_open=True), default=500.0, help="Streams to open per second.")
@@ -236,23 +275,26 @@ def about(options: Mapping[str, Any], load_before: float) -> dict[str, str]:
     "--itl-ms", type=click.FloatRange(0, min_open=True), default=1000.0, help="Time between two tokens of a stream."
 )
 @click.option("--results", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Output folder.")
-def main(results: Path, **options: Any) -> None:
-    raise_file_limit(options["streams"] + SPARE_FILES)
+def main(results: Path, wires: Sequence[str], **options: Any) -> None:
+    asked = Options(**options)
+    raise_file_limit(asked.streams + SPARE_FILES)
     load_before = os.getloadavg()[0]
-    with ForkServer() as fork_server, tempfile.TemporaryDirectory() as folder:
-        figures = run(fork_server, Path(folder), **options)
-    facts = about(options, load_before)
-    text = document(figures, facts)
+    runs: dict[str, Figures] = {}
+    with ForkServer() as fork_server:
+        for wire in wires:
+            with tempfile.TemporaryDirectory() as folder:
+                runs[wire] = run(fork_server, Path(folder), wire, asked)
+    facts = about(asked, load_before)
+    text = document(runs, facts)
     results.mkdir(parents=True, exist_ok=True)
     (results / "hold.md").write_text(text, encoding="utf-8")
-    whole = json.dumps({"about": facts, **asdict(figures)}, indent=2, ensure_ascii=False)
-    (results / "hold.json").write_text(whole + "\n", encoding="utf-8")
+    whole = {"about": facts, "runs": {wire: asdict(figures) for wire, figures in runs.items()}}
+    (results / "hold.json").write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     click.echo(text)
-    for why, number in figures.lost.items():
-        click.echo(f"lost {number}: {why}", err=True)
-    for line in figures.bugs:
-        click.echo(line, err=True)
-    sys.exit(0 if figures.is_clean else 1)
+    for wire, figures in runs.items():
+        for line in (*(f"lost {number}: {why}" for why, number in figures.lost.items()), *figures.bugs):
+            click.echo(f"{wire}: {line}", err=True)
+    sys.exit(0 if all(figures.is_clean for figures in runs.values()) else 1)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import click
 
 from bench.clients.client_pool import ClientPool, Replies
 from bench.clients.observers import Observation, observing
+from bench.clients.requests import GRPC_AT, GRPC_PATH
 from bench.clients.wires import ANSWERED, REFUSED, GrpcWire, HttpWire, Wire, http_message
 from bench.measure.process_usage import cpu_seconds
 from bench.measure.quantiles import quantiles_ms
@@ -42,7 +43,7 @@ ENDLESS_TOKENS = 100_000
 WATCHED = 8
 """Running streams that are observed during a storm. They hold slots."""
 GRPC_CONNECTIONS = 50
-GRPC_PATH = "/unbroken.v1.Inference/Generate"
+LIMITS = (f"--engine-request-limit={SLOTS}", f"--request-queue-limit={PLACES}")
 SPARE_FILES = 200
 GAUGES = ("dynamo_frontend_inflight_requests", "dynamo_engine_request", "dynamo_request_queue")
 BUGS = ("Traceback", '"level": "error"')
@@ -101,7 +102,7 @@ class Storms:
     def storm(self, name: str, *, is_open: bool) -> dict[str, Any]:
         """Send all requests at once, while observers watch."""
         number = GRPC_CONNECTIONS if name == "grpc" else self.requests
-        address = self.frontend.grpc if name == "grpc" else self.http
+        address = self.frontend.ready[GRPC_AT] if name == "grpc" else self.http
         with ClientPool(address, number, wires(TOKENS)[name]) as pool:
             if is_open:
                 pool.connect()
@@ -115,7 +116,7 @@ class Storms:
 
     def refusals(self, name: str) -> dict[str, Any]:
         """Send requests again and again from all clients while no slot is free."""
-        address = self.frontend.grpc if name == "grpc" else self.http
+        address = self.frontend.ready[GRPC_AT] if name == "grpc" else self.http
         asyncio.run(until(self._takes_requests))  # The worker may still count as full.
         with observing(self._observation(SLOTS + PLACES, probes={}), SLOTS) as observed:
             asyncio.run(until(lambda: self._is_full()))
@@ -180,9 +181,8 @@ def _reply_figures(replies: Replies) -> dict[str, Any]:
 
 def run(fork_server: ForkServer, folder: Path, frontend: tuple[str, ...], only: str, **options: Any) -> dict[str, Any]:
     plane = Plane(fork_server, folder, frontend=frontend)
-    limits = (f"--engine-request-limit={SLOTS}", f"--request-queue-limit={PLACES}")
     try:
-        worker = asyncio.run(plane.worker(*limits, f"--mocker-itl-ms={ITL_MS}"))
+        worker = asyncio.run(plane.worker(*LIMITS, f"--mocker-itl-ms={ITL_MS}"))
         storms = Storms(plane, worker, **options)
         steps: dict[str, Callable[[], dict[str, Any]]] = {
             "connections": lambda: storms.storm("stream", is_open=False),

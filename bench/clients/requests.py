@@ -1,12 +1,16 @@
 """The requests of the bench: answers have an exact number of tokens, each one character, so that each is an event."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from bench.clients.wires import GrpcWire, HttpWire, SseWire, Wire, http_message
 from services.stubs import inference_pb2
 
 PATH = "/v1/completions"
+GRPC_PATH = "/unbroken.v1.Inference/Generate"
+GRPC_AT = "http"
+"""The address, by its name in a frontend's ready file, at which gRPC is measured: that of our own server."""
 MODEL = "mocker"
 PROMPT = "The capital of France is"
 SPLIT_CHARACTERS = (0xC3, 0xD0, 0xD7, 0xE5, 0xE6, 0xE8, 0xF0)
@@ -35,3 +39,15 @@ def grpc_request(tokens: int) -> inference_pb2.GenerateRequest:
     """Return the same request for gRPC."""
     stop = inference_pb2.Stop(max_tokens=tokens, min_tokens=tokens, token_ids=SPLIT_CHARACTERS, ignore_eos=True)
     return inference_pb2.GenerateRequest(model=MODEL, text=PROMPT, stop=stop)
+
+
+def wire_of(kind: str, tokens: int) -> Callable[[], Wire]:
+    """Return what makes a connection that asks for answers of this many tokens. `kind`: http1, http2 or grpc."""
+    if kind == "grpc":
+        message = grpc_request(tokens).SerializeToString()
+        return lambda: GrpcWire(GRPC_PATH, message)
+    body = request_body(tokens)
+    if kind == "http2":
+        return lambda: SseWire(PATH, body)
+    request = http_message(PATH, body)
+    return lambda: HttpWire(request)

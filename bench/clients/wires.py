@@ -1,17 +1,26 @@
-"""The bytes of a client's requests and of the replies to them, over HTTP/1.1 and over gRPC."""
+"""The bytes of a client's requests and of the replies to them, over HTTP/1.1, over HTTP/2 and over gRPC.
+
+All that speak HTTP/2 share one reader, so that none of their columns has a cheaper client than another.
+"""
 
 import struct
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from services.stubs import inference_pb2
 
 SHOWN_BYTES = 300
 ANSWERED, REFUSED = "answered", "refused"
+EVENT = b"data: {"
+_DONE = b"data: [DONE]"
+_REASONS = (b'"OVERLOADED"', b'"WORKER_AT_CAPACITY"')
 
 
 class Wire(Protocol):
-    """The protocol of one connection, without its socket."""
+    """The protocol of one connection, without its socket. `item_count`: events or messages with tokens so far."""
+
+    item_count: int
 
     def next_request(self, now: float) -> bytes:
         """Return the bytes of one more request."""
@@ -28,13 +37,15 @@ class Wire(Protocol):
 
 
 class HttpWire:
-    """HTTP/1.1: one request at a time, streamed or not."""
+    """HTTP/1.1: one request at a time, streamed or not. Of a streamed answer only the end is kept."""
 
     reply = b""
 
     def __init__(self, message: bytes) -> None:
+        self.item_count = 0
         self._message = message
-        self._received = b""
+        self._head = self._body = b""
+        self._size: int | None = None
         self._asked_at = 0.0
 
     def next_request(self, now: float) -> bytes:
@@ -42,27 +53,37 @@ class HttpWire:
         return self._message
 
     def feed(self, data: bytes) -> Iterator[tuple[str, float]]:
-        self._received += data
-        head, found, body = self._received.partition(b"\r\n\r\n")
-        if not found or not _is_complete(head, body):
-            return
-        self._received = b""
-        yield _http_outcome(head, body), self._asked_at
+        self.item_count += data.count(EVENT)
+        self._body += data
+        if not self._head:
+            head, is_whole, body = self._body.partition(b"\r\n\r\n")
+            if not is_whole:
+                return
+            self._head, self._body, self._size = head, body, _content_length(head)
+        if self._size is None:
+            self._body = self._body[-SHOWN_BYTES:]
+        if self._body.endswith(b"0\r\n\r\n") if self._size is None else len(self._body) >= self._size:
+            head, body = self._head, self._body
+            self._head = self._body = b""
+            yield _http_outcome(head, body), self._asked_at
 
 
-def _is_complete(head: bytes, body: bytes) -> bool:
-    _, is_sized, length = head.lower().partition(b"content-length: ")
-    return len(body) >= int(length.split(b"\r\n")[0]) if is_sized else body.endswith(b"0\r\n\r\n")
+def _content_length(head: bytes) -> int | None:
+    _, is_given, length = head.lower().partition(b"content-length: ")
+    return int(length.split(b"\r\n")[0]) if is_given else None
 
 
 def _http_outcome(head: bytes, body: bytes) -> str:
     """Classify a response. A refusal needs its status, its reason and a retry delay; an answer needs its end."""
-    if head.startswith(b"HTTP/1.1 200") and (b"[DONE]" in body or b'"finish_reason":"length"' in body):
+    if head.startswith(b"HTTP/1.1 200") and (_DONE in body or b'"finish_reason":"length"' in body):
         return ANSWERED
-    has_reason = b'"OVERLOADED"' in body or b'"WORKER_AT_CAPACITY"' in body
-    if head.startswith(b"HTTP/1.1 503") and has_reason and b"Retry-After: " in head:
+    if head.startswith(b"HTTP/1.1 503") and _has_reason(body) and b"Retry-After: " in head:
         return REFUSED
     return f"{head[:SHOWN_BYTES]!r} {body[:SHOWN_BYTES]!r}"
+
+
+def _has_reason(body: bytes) -> bool:
+    return any(reason in body for reason in _REASONS)
 
 
 def http_message(path: str, body: bytes) -> bytes:
@@ -70,39 +91,97 @@ def http_message(path: str, body: bytes) -> bytes:
     return b"POST %b HTTP/1.1\r\nHost: storm\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
 
 
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-_END_STREAM, _ACK, _END_HEADERS = 0x1, 0x1, 0x4
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+END_STREAM, ACK, END_HEADERS = 0x1, 0x1, 0x4
 _WINDOW_BYTES = 2**31 - 1
 _HEADER_TABLE_SIZE, _INITIAL_WINDOW_SIZE = 1, 4
+_FRAME_HEAD = struct.Struct(">HBBBI")
+_FRAME_HEAD_BYTES, _PREFIX_BYTES = 9, 5
 _MARKER = inference_pb2.GenerateResponse(complete_final=True).SerializeToString()
 
 
-def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
+def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
     """Return an HTTP/2 frame. Source: RFC 9113, 4.1."""
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream_id) + payload
+    size = len(payload)
+    return _FRAME_HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream_id) + payload
 
 
-def _literal(name: bytes, value: bytes) -> bytes:
+def literal(name: bytes, value: bytes) -> bytes:
     """Return a header field without compression. Source: RFC 7541, 6.2.2."""
     return bytes([0, len(name)]) + name + bytes([len(value)]) + value
 
 
-class GrpcWire:
-    """gRPC: any number of concurrent calls. Turns off HPACK's dynamic table, so that a status is literal."""
+def greeting() -> bytes:
+    """Return how a client begins: with windows that never close, and without HPACK's dynamic table, so that what a
+    server sends is literal."""
+    settings = struct.pack(">HIHI", _HEADER_TABLE_SIZE, 0, _INITIAL_WINDOW_SIZE, _WINDOW_BYTES)
+    window = struct.pack(">I", _WINDOW_BYTES - 65_535)
+    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0, settings) + frame(WINDOW_UPDATE, 0, 0, window)
 
-    def __init__(self, path: str, message: bytes) -> None:
-        fields = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode()), (b":authority", b"storm"))
-        more = ((b"content-type", b"application/grpc"), (b"te", b"trailers"))
-        self._headers = b"".join(_literal(*one) for one in (*fields, *more))
-        self._data = struct.pack(">BI", 0, len(message)) + message
-        settings = struct.pack(">HIHI", _HEADER_TABLE_SIZE, 0, _INITIAL_WINDOW_SIZE, _WINDOW_BYTES)
-        window = struct.pack(">I", _WINDOW_BYTES - 65_535)
-        greeting = _frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW_UPDATE, 0, 0, window)
-        self._reply = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + greeting
+
+def post_head(path: str, fields: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Return the header block of a POST request."""
+    pseudo = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode()), (b":authority", b"storm"))
+    return b"".join(literal(*one) for one in (*pseudo, *fields))
+
+
+def grpc_request_parts(path: str, message: bytes) -> tuple[bytes, bytes]:
+    """Return the header block and the content of an rpc."""
+    head = post_head(path, ((b"content-type", b"application/grpc"), (b"te", b"trailers")))
+    return head, struct.pack(">BI", 0, len(message)) + message
+
+
+class FrameCutter:
+    """Cuts received bytes into frames."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[tuple[int, int, int, bytes]]:
+        """Return (type, flags, stream id, payload) of each frame that has arrived whole."""
+        if self._rest:
+            data = self._rest + data
+        frames, at, end = [], 0, len(data)
+        while end - at >= _FRAME_HEAD_BYTES:
+            upper, lowest, kind, flags, stream_id = _FRAME_HEAD.unpack_from(data, at)
+            payload_at = at + _FRAME_HEAD_BYTES
+            frame_end = payload_at + (upper << 8 | lowest)
+            if frame_end > end:
+                break
+            frames.append((kind, flags, stream_id, data[payload_at:frame_end]))
+            at = frame_end
+        self._rest = data[at:]
+        return frames
+
+
+def answer_to(kind: int, flags: int, payload: bytes) -> bytes:
+    """Return what a client has to say to a frame: it acknowledges SETTINGS and PING."""
+    if kind not in (SETTINGS, PING) or flags & ACK:
+        return b""
+    return frame(kind, ACK, 0, payload if kind == PING else b"")
+
+
+class _Asked:
+    """One request. `head`: its first header block. `rest`: content that is not used yet. `last`: that which was."""
+
+    __slots__ = ("at", "head", "last", "rest")
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+        self.head = self.rest = self.last = b""
+
+
+class H2Wire(ABC):
+    """HTTP/2: any number of concurrent requests."""
+
+    def __init__(self, head: bytes, content: bytes) -> None:
+        """`head`: the header block of each request."""
+        self.item_count = 0
+        self._head, self._content = head, content
+        self._reply = greeting()
         self._next_id = 1
-        self._asked_at: dict[int, float] = {}
-        self._received: dict[int, bytes] = {}
-        self._unparsed = b""
+        self._asked: dict[int, _Asked] = {}
+        self._cutter = FrameCutter()
 
     @property
     def reply(self) -> bytes:
@@ -111,34 +190,77 @@ class GrpcWire:
 
     def next_request(self, now: float) -> bytes:
         stream_id, self._next_id = self._next_id, self._next_id + 2
-        self._asked_at[stream_id], self._received[stream_id] = now, b""
-        headers = _frame(_HEADERS, _END_HEADERS, stream_id, self._headers)
-        return self.reply + headers + _frame(_DATA, _END_STREAM, stream_id, self._data)
+        self._asked[stream_id] = _Asked(now)
+        headers = frame(HEADERS, END_HEADERS, stream_id, self._head)
+        return self.reply + headers + frame(DATA, END_STREAM, stream_id, self._content)
 
     def feed(self, data: bytes) -> Iterator[tuple[str, float]]:
-        self._unparsed += data
-        while len(self._unparsed) >= 9:
-            length = int.from_bytes(self._unparsed[:3], "big")
-            if len(self._unparsed) < 9 + length:
-                return
-            kind, flags, stream_id = struct.unpack(">BBI", self._unparsed[3:9])
-            payload, self._unparsed = self._unparsed[9 : 9 + length], self._unparsed[9 + length :]
-            if self._on_frame(kind, flags, stream_id, payload):
-                yield _grpc_outcome(self._received.pop(stream_id), payload), self._asked_at.pop(stream_id)
+        for kind, flags, stream_id, payload in self._cutter.feed(data):
+            asked = self._asked.get(stream_id)
+            if asked is None:  # Of the connection, or of a stream that has ended: a server may reset it then.
+                assert kind != GOAWAY, payload
+                self._reply += answer_to(kind, flags, payload)
+            elif kind == DATA:
+                self._on_content(asked, payload)
+            elif kind == HEADERS:
+                asked.head = asked.head or payload
+            if asked is not None and (kind == RST_STREAM or (flags & END_STREAM and kind in (DATA, HEADERS))):
+                del self._asked[stream_id]
+                yield self._outcome(asked, payload if kind == HEADERS else b""), asked.at
 
-    def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> bool:
-        """Handle one frame. Returns whether it ends a call."""
-        assert kind != _GOAWAY, payload
-        if kind in (_SETTINGS, _PING) and not flags & _ACK:
-            self._reply += _frame(kind, _ACK, 0, payload if kind == _PING else b"")
-        if kind == _DATA and payload:
-            self._received[stream_id] = payload
-        ends = kind == _RST_STREAM or (kind == _HEADERS and bool(flags & _END_STREAM))
-        return ends and stream_id in self._asked_at  # A server may reset a stream that it has ended.
+    @abstractmethod
+    def _on_content(self, asked: _Asked, payload: bytes) -> None:
+        """Count the items of a DATA frame."""
+
+    @abstractmethod
+    def _outcome(self, asked: _Asked, trailers: bytes) -> str:
+        """Classify a reply that has ended. `trailers`: its last header block, if that ended it."""
 
 
-def _grpc_outcome(last: bytes, trailers: bytes) -> str:
-    if b"\x0bgrpc-status\x010" in trailers and last.endswith(_MARKER):
-        return ANSWERED
-    has_details = b"\x17grpc-status-details-bin" in trailers
-    return REFUSED if b"\x0bgrpc-status\x018" in trailers and has_details else f"{last!r} {trailers[:SHOWN_BYTES]!r}"
+class GrpcWire(H2Wire):
+    """gRPC: each message but the marker at the end is an item."""
+
+    def __init__(self, path: str, message: bytes) -> None:
+        super().__init__(*grpc_request_parts(path, message))
+
+    def _on_content(self, asked: _Asked, payload: bytes) -> None:
+        data = asked.rest + payload if asked.rest else payload
+        at, end = 0, len(data)
+        while end - at >= _PREFIX_BYTES:
+            message_end = at + _PREFIX_BYTES + int.from_bytes(data[at + 1 : at + _PREFIX_BYTES], "big")
+            if message_end > end:
+                break
+            asked.last = data[at + _PREFIX_BYTES : message_end]
+            self.item_count += asked.last != _MARKER
+            at = message_end
+        asked.rest = data[at:]
+
+    def _outcome(self, asked: _Asked, trailers: bytes) -> str:
+        if b"\x0bgrpc-status\x010" in trailers and asked.last == _MARKER and not asked.rest:
+            return ANSWERED
+        has_details = b"\x17grpc-status-details-bin" in trailers
+        is_refusal = b"\x0bgrpc-status\x018" in trailers and has_details
+        return REFUSED if is_refusal else f"{asked.last!r} {trailers[:SHOWN_BYTES]!r}"
+
+
+class SseWire(H2Wire):
+    """The OpenAI API over HTTP/2: each event with a token is an item."""
+
+    def __init__(self, path: str, body: bytes) -> None:
+        super().__init__(post_head(path, ((b"content-type", b"application/json"),)), body)
+
+    def _on_content(self, asked: _Asked, payload: bytes) -> None:
+        self.item_count += payload.count(EVENT)
+        asked.last = (asked.last + payload)[-SHOWN_BYTES:]
+
+    def _outcome(self, asked: _Asked, trailers: bytes) -> str:
+        if asked.head.startswith(_STATUS_200) and _DONE in asked.last:
+            return ANSWERED
+        is_refusal = (
+            b"\x07:status\x03503" in asked.head and b"\x0bretry-after" in asked.head and _has_reason(asked.last)
+        )
+        return REFUSED if is_refusal else f"{asked.head[:SHOWN_BYTES]!r} {asked.last!r}"
+
+
+_STATUS_200 = b"\x88"
+"""`:status: 200` has an index of its own. Source: RFC 7541, appendix A."""

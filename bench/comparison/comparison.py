@@ -8,15 +8,30 @@ from http.client import HTTPException
 import click
 
 from bench.clients.wrk import Load, wire_bytes_per_event
-from bench.comparison.grpc_figures import STREAMS_MAX as GRPC_STREAMS_MAX
-from bench.comparison.grpc_figures import grpc_figures
 from bench.comparison.http_figures import probed, steady
 from bench.comparison.kept_figures import frontend_loss_figures, kept_figures
-from bench.comparison.rounds import ECHO, KEPT, MACHINE, NOT_KEPT, OURS, PEER, Figures, Round
-from bench.comparison.systems import ITL_MS, SYSTEMS
+from bench.comparison.overload_figures import CLIENTS, overload_figures
+from bench.comparison.rounds import (
+    BARE_H2,
+    ECHO,
+    GRPC,
+    HTTP_1,
+    KEPT,
+    MACHINE,
+    NOT_KEPT,
+    OURS,
+    PEER,
+    SMG,
+    Figures,
+    Round,
+)
+from bench.comparison.systems import ITL_MS, SYSTEMS, Running
+from bench.comparison.wire_figures import COLUMNS, OWN, first_token_figures, wire_figures
+from bench.comparison.wire_figures import STREAMS_MAX as WIRE_STREAMS_MAX
 from bench.comparison.worker_loss import SIGNALS, measure_worker_loss
 from bench.floor.bare_engine import engine_us
 from bench.floor.bare_grpc import serving_bare_grpc
+from bench.floor.bare_h2 import serving_bare_h2
 from bench.floor.bare_send import FRONTEND_PAUSE_US, send_us
 from bench.measure.errors import BenchError
 from bench.measure.process_usage import memory_kib
@@ -26,24 +41,31 @@ KEPT_LOADS, KEPT_STREAMS_MAX = 2, 256
 
 Add = Callable[[object, Figures], None]
 """Takes the figures of one row."""
+BARE = {ECHO: serving_bare_grpc, BARE_H2: serving_bare_h2}
+PEERS = (PEER, SMG)
+"""Systems that may be missing."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. `loads`: over HTTP, by number of streams. `lost`: numbers of streams when a worker is lost."""
+    """What to measure. `loads`: over HTTP, by number of streams. `lost`: numbers of streams when a worker is lost.
+
+    `overload_s`: how long to refuse requests over each wire.
+    """
 
     loads: Sequence[Load]
     saturated: Load
     lost: Sequence[int]
     systems: Sequence[str]
+    overload_s: float = 5.0
 
     @property
     def tokens(self) -> int:
         return self.saturated.tokens
 
     @property
-    def grpc_loads(self) -> list[Load]:
-        return [load for load in self.loads if load.streams <= GRPC_STREAMS_MAX]
+    def wire_loads(self) -> list[Load]:
+        return [load for load in self.loads if load.streams <= WIRE_STREAMS_MAX]
 
     @property
     def kept_loads(self) -> list[Load]:
@@ -68,27 +90,30 @@ class Comparison:
         systems = self.plan.systems[:: -1 if len(self.rounds) % 2 == 0 else 1]
         for part, run in (("http", self._http), ("saturated", self._saturated), ("losses", self._worker_loss)):
             for name in systems:
-                self.measure_part(part, name, partial(run, name))
+                if part == "http" or name != SMG:  # It has no workers of its own.
+                    self.measure_part(part, name, partial(run, name))
         self.measure_part("kept", KEPT, self._kept)
         self.measure_part("frontend", OURS, self._frontend_loss)
         self.measure_part("floor", MACHINE, self._floor)
-        self.measure_part("grpc", OURS, self._grpc)
-        self.measure_part("grpc", ECHO, self._grpc_echo)
+        self.measure_part("wires", OURS, self._wires)
+        self.measure_part("wires_saturated", OURS, self._wires_saturated)
+        for name in BARE:
+            self.measure_part("wires", name, partial(self._bare, name))
+            self.measure_part("wires_saturated", name, partial(self._bare_saturated, name))
+        self.measure_part("overload", OURS, self._overload)
         self.rounds[-1].derive()
 
     def measure_part(self, part: str, system: str, run: Callable[[Add], None]) -> None:
         """Measure one part of the current round. If it fails, the figures added before the failure stay."""
 
         def add(row: object, figures: Figures) -> None:
-            self.rounds[-1].add(part, row, system, figures)
-            shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if value is not None)
-            click.echo(f"{part}, {system}, {row}: {shown}", err=True)
+            self._add_to(part, row, system, figures)
 
         try:
             run(add)
         except (BenchError, HTTPException, OSError) as error:  # The last two: a connection broke or never answered.
             self.failures.append(f"round {len(self.rounds)}, {part}, {system}: {str(error) or type(error).__name__}")
-            self.is_complete &= system == PEER
+            self.is_complete &= system in PEERS
             click.echo(self.failures[-1], err=True)
 
     def _http(self, name: str, add: Add) -> None:
@@ -131,13 +156,46 @@ class Comparison:
         for streams in self.plan.lost[:1]:
             add(streams, frontend_loss_figures(streams))
 
-    def _grpc(self, add: Add) -> None:
+    def _wires(self, add: Add) -> None:
         with SYSTEMS[OURS](ITL_MS) as running:
-            assert running.grpc is not None
-            for load in self.plan.grpc_loads:
-                add(load.streams, grpc_figures(running.grpc, running.pid, load))
+            for load in self.plan.wire_loads:
+                for name in OWN:
+                    self._wire(running, "wires", name, load)
+            for name in OWN if self.plan.wire_loads else ():
+                load = self.plan.wire_loads[-1]
+                self._add_to(
+                    "wires",
+                    load.streams,
+                    name,
+                    first_token_figures(running.at(COLUMNS[name].kind), COLUMNS[name], load),
+                )
 
-    def _grpc_echo(self, add: Add) -> None:
-        for load in self.plan.grpc_loads:
-            with serving_bare_grpc(load.tokens, ITL_MS) as (address, pid):
-                add(load.streams, grpc_figures(address, pid, load))
+    def _wires_saturated(self, add: Add) -> None:
+        with SYSTEMS[OURS](SATURATED_ITL_MS) as running:
+            for load in self.plan.wire_loads[-1:]:
+                for name in (HTTP_1, GRPC):
+                    self._wire(running, "wires_saturated", name, load)
+
+    def _wire(self, running: Running, part: str, name: str, load: Load) -> None:
+        column = COLUMNS[name]
+        self._add_to(part, load.streams, name, wire_figures(running.at(column.kind), running.pid, column, load))
+
+    def _bare(self, name: str, add: Add) -> None:
+        for load in self.plan.wire_loads:
+            with BARE[name](load.tokens, ITL_MS) as (address, pid):
+                add(load.streams, wire_figures(address, pid, COLUMNS[name], load))
+
+    def _bare_saturated(self, name: str, add: Add) -> None:
+        for load in self.plan.wire_loads[-1:]:
+            with BARE[name](load.tokens, SATURATED_ITL_MS) as (address, pid):
+                add(load.streams, wire_figures(address, pid, COLUMNS[name], load))
+
+    def _overload(self, add: Add) -> None:
+        for name, figures in overload_figures(self.plan.overload_s).items():
+            self._add_to("overload", CLIENTS, name, figures)
+
+    def _add_to(self, part: str, row: object, system: str, figures: Figures) -> None:
+        """Add the figures of one row to the current round, and show them."""
+        self.rounds[-1].add(part, row, system, figures)
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if value is not None)
+        click.echo(f"{part}, {system}, {row}: {shown}", err=True)

@@ -3,7 +3,26 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.comparison.rounds import ECHO, KEPT, MACHINE, NOT_KEPT, OURS, PEER, Round, ratios, rows, spread, values
+from bench.comparison.goals import goal_lines
+from bench.comparison.rounds import (
+    BARE_H2,
+    ECHO,
+    GRPC,
+    GRPC_EACH,
+    HTTP_1,
+    HTTP_2,
+    KEPT,
+    MACHINE,
+    NOT_KEPT,
+    OURS,
+    PEER,
+    SMG,
+    Round,
+    ratios,
+    rows,
+    spread,
+    values,
+)
 
 MISSING = "—"
 
@@ -12,8 +31,8 @@ MISSING = "—"
 class Part:
     """A table of the page.
 
-    `row`: what its rows are. `systems`: its columns; two systems add a column with their ratio. `figures`: names of
-    figures and their titles.
+    `row`: what its rows are. `systems`: its columns. `figures`: names of figures and their titles. `others`: systems
+    that the first one is divided by, in a column each.
     """
 
     name: str
@@ -22,6 +41,7 @@ class Part:
     row: str
     systems: Sequence[str]
     figures: Mapping[str, str]
+    others: Sequence[str] = ()
 
 
 PARTS = (
@@ -34,10 +54,11 @@ PARTS = (
         "fall into that moment. A frontend that combines tokens sends fewer events, so some figures are per event "
         "as well. The workers' CPU beyond the mocker is their total less what the mocker takes alone (below); "
         "Dynamo's mocker cannot be measured alone. Memory is the frontend's maximum during the run less its memory "
-        "before all runs: with few streams it says little. A p99 needs at least 20 values per round, and is the "
+        "before all runs: with few streams it says little. SMG passes the bytes of two of our frontends through, which "
+        "have done the work by then. A p99 needs at least 20 values per round, and is the "
         "largest of fewer than 100; a p99.9 needs 200, and is the largest of fewer than 1,000.",
         "streams",
-        (OURS, PEER),
+        (OURS, PEER, SMG),
         {
             "cpu_us_per_token": "frontend CPU, µs per token",
             "cpu_in_sends": "frontend CPU per token, in bare sends",
@@ -54,6 +75,7 @@ PARTS = (
             "plane_us_per_token": "both workers' CPU beyond the mocker, µs per token",
             "memory_kib_per_stream": "frontend memory, KiB per stream",
         },
+        (PEER, SMG),
     ),
     Part(
         "floor",
@@ -85,6 +107,7 @@ PARTS = (
             "cpu_us_per_event": "frontend CPU, µs per event",
             "cores": "cores kept busy by the frontend",
         },
+        (PEER,),
     ),
     Part(
         "losses",
@@ -104,6 +127,7 @@ PARTS = (
             "text_equal": "streams with the correct text",
             "usage_right": "streams with the correct usage",
         },
+        (PEER,),
     ),
     Part(
         "kept",
@@ -117,6 +141,7 @@ PARTS = (
             "workers_us_per_token": "both workers' CPU, µs per token",
             "all_us_per_token": "CPU of all three, µs per token",
         },
+        (NOT_KEPT,),
     ),
     Part(
         "frontend",
@@ -141,20 +166,56 @@ PARTS = (
         },
     ),
     Part(
-        "grpc",
-        "gRPC streams",
-        "Compared with a bare grpc.aio server, which writes each token as a message made beforehand, every 6 ms. "
-        "Both have the same client: raw sockets, up to eight connections. Our frontend combines the tokens that "
-        "arrive while a message is being written; the bare server does not.",
+        "wires",
+        "Wires",
+        "The same streams of one frontend over each wire, in turn: over HTTP/1.1 on a connection each, over HTTP/2 and "
+        "gRPC on up to eight, over gRPC also on one each. All have the same client, on raw sockets. The bare servers "
+        "do nothing else: grpc.aio writes each token as a message made beforehand, every 6 ms; HTTP/2 writes "
+        "such messages of a step for all streams of a connection at once, and decodes no header fields. An item is an "
+        "event or a message. The time to the first token is measured in a run of its own, by four more clients.",
         "streams",
-        (OURS, ECHO),
+        (GRPC, GRPC_EACH, HTTP_2, HTTP_1, ECHO, BARE_H2),
         {
             "cpu_us_per_token": "server CPU, µs per token",
-            "tokens_per_message": "tokens per message",
+            "tokens_per_item": "tokens per item",
             "tokens_per_s": "tokens per second",
             "cores": "cores kept busy by the server",
             "client_cores": "cores kept busy by the client",
+            "first_token_ms_p50": "time to first token p50, ms",
+            "first_token_ms_p99": "time to first token p99, ms",
         },
+        (HTTP_1, ECHO),
+    ),
+    Part(
+        "wires_saturated",
+        "Wires, saturated",
+        "The same with mockers several times faster, and with bare servers that send as often. Server, workers and "
+        "client share the cores, so what one core would do is told by the CPU time that the server took.",
+        "streams",
+        (GRPC, HTTP_1, ECHO, BARE_H2),
+        {
+            "tokens_per_core_s": "tokens per second of CPU",
+            "tokens_per_s": "tokens per second",
+            "tokens_per_item": "tokens per item",
+            "cores": "cores kept busy by the server",
+            "client_cores": "cores kept busy by the client",
+        },
+        (HTTP_1, ECHO),
+    ),
+    Part(
+        "overload",
+        "Overload",
+        "One worker is full and stays so. Each client asks again as soon as it is refused, on a connection of its own; "
+        "all of them are one process.",
+        "clients",
+        (GRPC, HTTP_1),
+        {
+            "cpu_us_each": "frontend CPU, µs per refusal",
+            "refused_ms_p50": "time to refuse p50, ms",
+            "refused_ms_p99": "time to refuse p99, ms",
+            "refused_per_s": "refusals per second",
+        },
+        (HTTP_1,),
     ),
 )
 
@@ -165,10 +226,11 @@ def document(rounds: Sequence[Round], about: Mapping[str, str], failures: Sequen
     missing = ["## What failed", "\n".join(f"- {failure}" for failure in failures)] if failures else []
     facts = "\n".join(f"- {name}: {value}" for name, value in about.items())
     note = (
-        "Each figure is the median of the rounds, with their range in parentheses. A ratio is the first system's "
-        "figure divided by the second's in the same round."
+        "Each figure is the median of the rounds, with their range in parentheses. Under ÷ is the first system's "
+        "figure divided by that system's in the same round."
     )
-    return "\n\n".join(["# Side by side", facts, note, *missing, *sections]) + "\n"
+    goals = ["## Goals", "\n".join(lines)] if (lines := goal_lines(rounds)) else []
+    return "\n\n".join(["# Side by side", facts, note, *missing, *goals, *sections]) + "\n"
 
 
 def section(part: Part, rounds: Sequence[Round]) -> str:
@@ -177,7 +239,7 @@ def section(part: Part, rounds: Sequence[Round]) -> str:
 
 def table(part: Part, rounds: Sequence[Round]) -> str:
     """Return the table's lines, figure by figure and row by row."""
-    columns = ["figure", part.row, *part.systems, *(["ratio"] if len(part.systems) == 2 else [])]
+    columns = ["figure", part.row, *part.systems, *(f"÷ {other}" for other in part.others)]
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)]]
     for figure, title in part.figures.items():
         lines += [[title, row, *cells(part, rounds, row, figure)] for row in rows(rounds, part.name)]
@@ -185,7 +247,6 @@ def table(part: Part, rounds: Sequence[Round]) -> str:
 
 
 def cells(part: Part, rounds: Sequence[Round], row: str, figure: str) -> list[str]:
-    columns = [values(rounds, part.name, row, system, figure) for system in part.systems]
-    if len(columns) == 2:
-        columns.append(ratios(*columns))
-    return [str(spread(column) or MISSING) for column in columns]
+    columns = {system: values(rounds, part.name, row, system, figure) for system in part.systems}
+    divided = [ratios(columns[part.systems[0]], columns[other]) for other in part.others]
+    return [str(spread(column) or MISSING) for column in (*columns.values(), *divided)]

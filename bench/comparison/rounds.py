@@ -4,7 +4,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-OURS, PEER, ECHO, MACHINE = "Unbroken", "Dynamo", "bare grpc.aio", "this machine"
+OURS, PEER, SMG, MACHINE = "Unbroken", "Dynamo", "SMG", "this machine"
+GRPC, GRPC_EACH, HTTP_1, HTTP_2 = "gRPC", "gRPC, one each", "HTTP/1.1", "HTTP/2"
+ECHO, BARE_H2 = "bare grpc.aio", "bare HTTP/2"
 KEPT, NOT_KEPT = "can be resumed", "cannot"
 
 Figures = Mapping[str, float | None]

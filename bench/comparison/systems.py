@@ -12,7 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.comparison.rounds import OURS, PEER
+from bench.clients.requests import GRPC_AT
+from bench.comparison.rounds import OURS, PEER, SMG
 from bench.measure.errors import BenchError
 
 WORKERS = 2
@@ -24,15 +25,16 @@ END_S_MAX = 10.0
 POLL_S = 0.02
 LOG_SHOWN = 400
 """Characters to show of the end of a log, if the process did not start."""
-PEER_SCRIPT = Path(__file__).parents[1] / "peer" / "dynamo.sh"
+PEER_SCRIPT, SMG_SCRIPT = (Path(__file__).parents[1] / "peer" / name for name in ("dynamo.sh", "smg.sh"))
+SMG_BACKENDS = 2
 
 
 @dataclass(frozen=True)
 class Running:
     """A running system.
 
-    `url`: of its HTTP API. `grpc`: its gRPC address, if it has one. `pid`: of its frontend. `workers`: their pids.
-    `repeats`: whether its mocker gives the same request the same text.
+    `url`: of its HTTP API. `grpc`: the address of its gRPC API, if it has one. `pid`: of its frontend. `workers`: their
+    pids. `repeats`: whether its mocker gives the same request the same text.
     """
 
     url: str
@@ -41,6 +43,13 @@ class Running:
     version: str
     grpc: str | None = None
     repeats: bool = False
+
+    def at(self, kind: str) -> str:
+        """The address that serves a kind of wire: see `bench.clients.requests.wire_of`."""
+        if kind != "grpc":
+            return self.url.removeprefix("http://")
+        assert self.grpc is not None, "it has gRPC"
+        return self.grpc
 
 
 System = Callable[[float], AbstractContextManager[Running]]
@@ -53,20 +62,47 @@ Raises BenchError if the system does not start.
 @contextmanager
 def ours(itl_ms: float) -> Iterator[Running]:
     with ExitStack() as stack:
+        plane = _Plane(stack, itl_ms, frontends=1)
+        served = plane.served[0]
+        yield Running(
+            url=f"http://{served['http']}",
+            pid=plane.frontends[0].pid,
+            workers=[worker.pid for worker in plane.workers],
+            version=version("unbroken"),
+            grpc=served[GRPC_AT],
+            repeats=True,
+        )
+
+
+@contextmanager
+def smg(itl_ms: float) -> Iterator[Running]:
+    """Start SMG before two of our frontends. Its CPU alone counts."""
+    with ExitStack() as stack:
+        plane = _Plane(stack, itl_ms, frontends=SMG_BACKENDS)
+        stack.callback(_run, SMG_SCRIPT, "down")
+        urls = [f"http://{served['http']}" for served in plane.served]
+        started = json.loads(_run(SMG_SCRIPT, "up", *urls))
+        yield Running(**started, workers=[worker.pid for worker in plane.workers], repeats=True)
+
+
+class _Plane:
+    """A registry, workers and frontends of ours, which end with the stack. `served`: the frontends' addresses."""
+
+    def __init__(self, stack: ExitStack, itl_ms: float, frontends: int) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
-        def start(name: str, *options: str) -> "Process":
+        def start(name: str, *options: str) -> Process:
             return stack.enter_context(Process(folder, name, *options))
 
         address = start("registry", "registry", "--listen=127.0.0.1:0").ready()["address"]
         registry = f"--registry={address}"
         mocker = ("worker", "--listen=127.0.0.1:0", f"--mocker-itl-ms={itl_ms}", registry)
-        workers = [start(f"worker-{number}", *mocker) for number in range(WORKERS)]
-        frontend = start("frontend", "frontend", "--http-listen=127.0.0.1:0", "--grpc-listen=127.0.0.1:0", registry)
-        served = frontend.ready()
-        frontend.wait_log("worker found", times=WORKERS)
-        pids = [worker.pid for worker in workers]
-        yield Running(f"http://{served['http']}", frontend.pid, pids, version("unbroken"), served["grpc"], repeats=True)
+        self.workers = [start(f"worker-{number}", *mocker) for number in range(WORKERS)]
+        words = ("frontend", "--http-listen=127.0.0.1:0", "--grpc-listen=127.0.0.1:0", registry)
+        self.frontends = [start(f"frontend-{number}", *words) for number in range(frontends)]
+        self.served = [frontend.ready() for frontend in self.frontends]
+        for frontend in self.frontends:
+            frontend.wait_log("worker found", times=WORKERS)
 
 
 class Process:
@@ -111,19 +147,23 @@ class Process:
 def peer(itl_ms: float) -> Iterator[Running]:
     """Start NVIDIA Dynamo with its own mocker, whose tokens are random; see bench/peer/dynamo.sh."""
     try:
-        yield Running(**json.loads(_peer("up", f"{ITL_MS / itl_ms:g}")))
+        yield Running(**json.loads(_run(PEER_SCRIPT, "up", f"{ITL_MS / itl_ms:g}")))
     finally:
-        _peer("down")
+        _run(PEER_SCRIPT, "down")
 
 
-def require_peer() -> None:
-    """Raises BenchError if the peer cannot be started here."""
-    _peer("check")
-
-
-def _peer(*order: str) -> str:
+def why_missing(name: str) -> str | None:
+    """Return why a peer cannot be started here; None if it can."""
     try:
-        done = subprocess.run([PEER_SCRIPT, *order], capture_output=True, text=True, timeout=PEER_START_S_MAX)
+        _run(SCRIPTS[name], "check")
+    except BenchError as error:
+        return f"{name}: {error}"
+    return None
+
+
+def _run(script: Path, *order: str) -> str:
+    try:
+        done = subprocess.run([script, *order], capture_output=True, text=True, timeout=PEER_START_S_MAX)
     except subprocess.TimeoutExpired as error:
         raise BenchError(str(error)) from error
     if done.returncode:
@@ -131,4 +171,6 @@ def _peer(*order: str) -> str:
     return done.stdout
 
 
-SYSTEMS: Mapping[str, System] = {OURS: ours, PEER: peer}
+SYSTEMS: Mapping[str, System] = {OURS: ours, PEER: peer, SMG: smg}
+SCRIPTS: Mapping[str, Path] = {PEER: PEER_SCRIPT, SMG: SMG_SCRIPT}
+"""How the peers are started."""

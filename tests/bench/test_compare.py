@@ -9,9 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from bench.clients.wrk import Load
-from bench.compare import load_for, main, parse_streams, peer_is_missing, write
+from bench.compare import load_for, main, parse_streams, write
 from bench.comparison.comparison import Comparison, Plan
-from bench.comparison.rounds import MACHINE, OURS, Round
+from bench.comparison.rounds import MACHINE, OURS, PEER, SMG, Round
+from bench.comparison.systems import why_missing
 
 
 def test_stream_gets_as_many_answers_as_fit_the_time_but_at_least_one() -> None:
@@ -45,7 +46,8 @@ def test_peer_that_is_not_installed_is_missing_without_an_error(
 ) -> None:
     monkeypatch.setenv("PEER_HOME", str(tmp_path))
 
-    assert peer_is_missing() == "Dynamo: the peer is not installed: make peer"
+    assert why_missing(PEER) == "Dynamo: the peer is not installed: make peer"
+    assert why_missing(SMG) == "SMG: SMG is not installed: make peer-smg"
 
 
 def test_results_are_written_as_a_page_and_as_json(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from bench.clients.held_streams import HeldStreams
+from bench.clients.held_streams import HeldHttp, HeldRpcs, HeldStreams
+from bench.clients.wires import DATA, END_STREAM, GOAWAY, HEADERS, RST_STREAM, frame
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 MESSAGE = b"the request"
@@ -37,7 +38,7 @@ def held(*pieces: bytes, is_closed: bool = False) -> Iterator[tuple[HeldStreams,
         serving = threading.Thread(target=serve)
         serving.start()
         host, port = server.getsockname()
-        with HeldStreams(f"{host}:{port}", MESSAGE) as streams:
+        with HeldStreams(f"{host}:{port}", lambda: HeldHttp(MESSAGE)) as streams:
             streams.open(STREAMS, per_s=1000.0)
             serving.join()
             yield streams, send
@@ -105,3 +106,69 @@ def test_stream_without_a_token_in_time_is_lost() -> None:
         streams.wait_begun(0.02)
 
         assert streams.errors == {"no token": STREAMS}
+
+
+def test_lost_stream_over_http_closes_its_connection() -> None:
+    with held(HEAD + b"data: 1\n\n") as (streams, send):
+        streams.wait_begun(SECONDS_MAX)
+
+        send(b"data: [DONE]\n\n")
+        while sum(streams.errors.values()) < STREAMS:
+            streams.read(0.01)
+
+        assert (streams.begun, streams.errors, streams.gaps_s()) == (0, {"[DONE]": STREAMS}, [])
+
+
+@contextmanager
+def held_rpcs(number: int, per_connection: int) -> Iterator[tuple[HeldStreams, list[socket.socket]]]:
+    """Open rpcs to a server that reads nothing; yields the rpcs and the server's ends of their connections."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        with HeldStreams(f"{host}:{port}", lambda: HeldRpcs("/path", b"m"), per_connection) as rpcs:
+            rpcs.open(number, per_s=1000.0)
+            ends = [server.accept()[0] for _ in range(-(-number // per_connection))]
+            yield rpcs, ends
+        for end in ends:
+            end.close()
+
+
+def test_rpcs_share_connections_and_each_has_its_own_gaps() -> None:
+    with held_rpcs(5, per_connection=2) as (rpcs, ends):
+        ends[0].sendall(frame(DATA, 0, 1, b"token") + frame(DATA, 0, 3, b"token") + frame(DATA, 0, 3, b"token"))
+        ends[2].sendall(frame(DATA, 0, 1, b"token"))
+        while rpcs.tokens < 4:
+            rpcs.read(0.01)
+
+        assert rpcs.begun == 3
+        assert [len(gaps) for gaps in rpcs.gaps_s()] == [1, 2, 1, 1, 1]  # The last one of each is up to now.
+
+
+@pytest.mark.parametrize(
+    ("frames", "why", "lost"),
+    [
+        (frame(RST_STREAM, 0, 1, bytes(4)), "RST_STREAM", 1),
+        (frame(HEADERS, END_STREAM, 1, b"trailers"), "b'trailers'", 1),
+        (frame(GOAWAY, 0, 0, bytes(8)), "GOAWAY", 2),
+    ],
+)
+def test_rpc_that_cannot_continue_is_lost_and_another_one_goes_on(frames: bytes, why: str, lost: int) -> None:
+    with held_rpcs(3, per_connection=2) as (rpcs, ends):
+        ends[0].sendall(b"".join(frame(DATA, 0, number, b"token") for number in (1, 3)) + frames)
+        ends[1].sendall(frame(DATA, 0, 1, b"token"))
+        while rpcs.begun < 3 - lost or not rpcs.errors:
+            rpcs.read(0.01)
+
+        ends[0].sendall(frame(DATA, 0, 1, b"of a lost rpc"))
+        rpcs.wait_begun(SECONDS_MAX)
+
+        assert (rpcs.errors, rpcs.begun) == ({why: lost}, 3 - lost)
+
+
+def test_rpcs_of_a_connection_that_closes_are_lost() -> None:
+    with held_rpcs(4, per_connection=2) as (rpcs, ends):
+        ends[0].close()
+        while not rpcs.errors:
+            rpcs.read(0.01)
+
+        assert rpcs.errors.total() == 2
+        assert len(rpcs.gaps_s()) == 2

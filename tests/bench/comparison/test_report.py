@@ -1,9 +1,11 @@
 """The report has a line for each figure of each row, and names what is missing."""
 
-from bench.comparison.report import PARTS, Part, document, table
-from bench.comparison.rounds import MACHINE, OURS, PEER, Round
+from dataclasses import replace
 
-PART = Part("http", "HTTP", "", "streams", (OURS, PEER), {"cpu": "CPU", "wait": "wait, ms"})
+from bench.comparison.report import PARTS, Part, document, table
+from bench.comparison.rounds import MACHINE, OURS, PEER, SMG, Round
+
+PART = Part("http", "HTTP", "", "streams", (OURS, PEER), {"cpu": "CPU", "wait": "wait, ms"}, (PEER,))
 
 
 def measured(ours: float, other: float | None = None) -> Round:
@@ -18,7 +20,7 @@ def test_each_figure_has_a_line_per_row_with_both_systems_and_their_ratio() -> N
     lines = table(PART, [measured(10, 20), measured(20, 40), measured(30, 60)]).splitlines()
 
     assert lines == [
-        "| figure | streams | Unbroken | Dynamo | ratio |",
+        "| figure | streams | Unbroken | Dynamo | ÷ Dynamo |",
         "| --- | ---: | ---: | ---: | ---: |",
         "| CPU | 16 | 20 (10 to 30) | 40 (20 to 60) | 0.5 |",
         "| wait, ms | 16 | 40 (20 to 60) | 40 (20 to 60) | 1 |",
@@ -27,6 +29,14 @@ def test_each_figure_has_a_line_per_row_with_both_systems_and_their_ratio() -> N
 
 def test_peers_column_is_empty_without_the_peer() -> None:
     assert "| CPU | 16 | 10 | — | — |" in table(PART, [measured(10)])
+
+
+def test_first_system_is_divided_by_each_that_the_part_names() -> None:
+    one = measured(10, 20)
+    one.add("http", 16, SMG, {"cpu": 40})
+    part = replace(PART, systems=(OURS, PEER, SMG), others=(PEER, SMG))
+
+    assert "| CPU | 16 | 10 | 20 | 40 | 0.5 | 0.25 |" in table(part, [one])
 
 
 def test_part_with_one_system_has_no_ratio() -> None:

@@ -69,7 +69,7 @@ TRIED = {
     ),
     "make install": Place("Makefile", "up: install model", "is run by each of the others"),
     "make install-dev": Place("Makefile", "test: install-dev", "is run by `make test`"),
-    "make bench": Place(".ci/run", "bench-small", "takes a quarter of an hour; CI runs it in small"),
+    "make bench": Place(".ci/run", "bench-small", "takes half an hour; CI runs it in small"),
     "make hold": Place("tests/docs/commands/test_small.py", "bench.hold", "takes minutes; it is run in small"),
     "make scale": Place("tests/docs/commands/test_small.py", "bench.scale", "takes minutes; it is run in small"),
     "make storm": Place(
