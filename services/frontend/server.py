@@ -40,6 +40,7 @@ from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.frontend.session.pool import Pool, PoolConfig
 from services.http.app import HttpApp
 from services.http.grpc.routes import GrpcRoutes
+from services.http.grpc.web.routes import WebRoutes
 from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
 from services.http.server.cork import Cork
@@ -160,8 +161,9 @@ class Frontend:
         )
         self._server.add_common_services(self._rpcs)
         if admin is not None:
-            self._rpcs.guards.append(admin_guard(admin))
+            self._rpcs.guard(ADMIN_SERVICE, admin_guard(admin))
             admin_pb2_grpc.add_AdminServicer_to_server(AdminService(admin), self._rpcs)  # type: ignore[arg-type]
+        WebRoutes(self._rpcs, config.http.body_bytes_max).add_to(self._app.routes)
 
     def _pipeline(self) -> Layer:
         layers = frontend_layers(

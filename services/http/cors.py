@@ -16,7 +16,16 @@ ANY = "*"
 ALLOW = "Access-Control-Allow-Origin"
 PREFLIGHT_S = 600
 """How long a browser may cache the response to a preflight request. No browser caches it for more than two hours."""
-EXPOSED = ("Retry-After", "retry-after-ms", SHOULD_RETRY, REQUEST_ID, SEED_USED, GENERATION_ID)
+_EXPOSED_BY_GRPC = ("grpc-status", "grpc-message", "grpc-status-details-bin", "grpc-encoding")
+EXPOSED = (
+    "Retry-After",
+    "retry-after-ms",
+    SHOULD_RETRY,
+    REQUEST_ID,
+    SEED_USED,
+    GENERATION_ID,
+    *_EXPOSED_BY_GRPC,
+)
 """Response headers that pages may read, besides those that they may always read."""
 _NONE: Mapping[str, str] = {}
 

@@ -33,14 +33,17 @@ class Router:
         self._exact: dict[str, dict[str, Handler]] = {}
         self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Handler]]] = {}
         self._guards: dict[str, Guard] = {}
+        self._unlisted: set[str] = set()
 
     def get(self, path: str, handler: Handler, *, takes_head: bool = True) -> None:
         """Register a handler of GET. HEAD uses it as well, without the body, unless to answer changes something."""
         self._methods(path).update({"GET": handler} | ({"HEAD": handler} if takes_head else {}))
 
-    def post(self, path: str, handler: Handler) -> None:
-        """Register a handler of POST."""
+    def post(self, path: str, handler: Handler, *, is_listed: bool = True) -> None:
+        """Register a handler of POST. `is_listed`: see `listed`."""
         self._methods(path)["POST"] = handler
+        if not is_listed:
+            self._unlisted.add(path)
 
     def guard(self, path: str, guard: Guard) -> None:
         """Call `guard` first for every request to `path`, whatever its method."""
@@ -94,8 +97,9 @@ class Router:
         return tuple(sorted(self._exact.get(request.path) or self._match(request)))
 
     def listed(self) -> list[tuple[str, str]]:
-        """All paths with each of their methods, except HEAD."""
+        """The paths of the HTTP API with each of their methods, except HEAD."""
         paths = self._exact | {path: methods for path, (_, methods) in self._patterns.items()}
+        paths = {path: methods for path, methods in paths.items() if path not in self._unlisted}
         return sorted((path, method) for path, methods in paths.items() for method in methods if method != "HEAD")
 
     def _all(self) -> str:

@@ -4,6 +4,8 @@ import gzip
 import struct
 import zlib
 from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from grpc import StatusCode
 
@@ -13,12 +15,14 @@ from services.http.grpc.metadata import RpcError
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 """The largest message, as it comes and decompressed: a prompt of about four million tokens."""
 INLINE_BYTES_MAX = 64 * 1024
-"""A compressed message of more bytes is decompressed in a thread, so that streams on the event loop continue."""
+"""A message of more bytes is compressed and decompressed in a thread, so that streams on the event loop continue."""
 COMPRESSED_BYTES_MIN = 1024
-"""Smaller messages are sent as they are to a client that compresses its own."""
+"""Smaller messages, as those of tokens are, are sent as they are: compressed they would cost more than they save."""
 GZIP = "gzip"
+IDENTITY = "identity"
 _PREFIX = struct.Struct(">BI")
 _GZIP_BITS = 16 + zlib.MAX_WBITS
+T = TypeVar("T")
 
 
 class MessageReader:
@@ -53,20 +57,25 @@ class MessageReader:
         return bool(self._data)
 
 
+def prefixed(message: bytes, flag: int = 0) -> bytes:
+    """The message with its prefix. `flag`: 1: it is compressed."""
+    return _PREFIX.pack(flag, len(message)) + message
+
+
 def too_large() -> RpcError:
     """The error of a message above the bound."""
     why = f"the message is larger than {MESSAGE_BYTES_MAX} bytes: send a smaller one"
     return RpcError(StatusCode.RESOURCE_EXHAUSTED, why)
 
 
-class Decompressor:
-    """Decompresses messages: small ones at once, others in a thread that all rpcs share."""
+class Compression:
+    """Compresses and decompresses messages: small ones at once, others in a thread that all rpcs share."""
 
     def __init__(self) -> None:
         self._executor = BoundedExecutor()
 
     async def decompressed(self, message: bytes, encoding: str) -> bytes:
-        """The message. `encoding`: as the request says. Raises RpcError."""
+        """The message. `encoding`: as the request says. Raises RpcError, and Failure(OVERLOADED)."""
         if encoding != GZIP:
             raise RpcError(StatusCode.INTERNAL, "a compressed message without a grpc-encoding that says how")
         small = _inflated(message, INLINE_BYTES_MAX)
@@ -76,6 +85,12 @@ class Decompressor:
         if large is None:
             raise too_large()
         return large
+
+    async def run(self, function: Callable[[bytes], T], data: bytes) -> T:
+        """What the function returns for the data. Raises what it raises, and Failure(OVERLOADED)."""
+        if len(data) <= INLINE_BYTES_MAX:
+            return function(data)
+        return await self._executor.run(function, data, size=len(data))
 
 
 def _inflated(message: bytes, bytes_max: int) -> bytes | None:
@@ -95,3 +110,9 @@ def _inflated(message: bytes, bytes_max: int) -> bytes | None:
 def compressed(message: bytes) -> bytes:
     """The message in gzip."""
     return gzip.compress(message, compresslevel=1, mtime=0)
+
+
+def wants_gzip(headers: Mapping[str, str]) -> bool:
+    """Whether messages to this client are compressed: it compresses its own, and says that it takes others."""
+    accepted = headers.get("grpc-accept-encoding", GZIP).split(",")
+    return headers.get("grpc-encoding") == GZIP and GZIP in [one.strip() for one in accepted]

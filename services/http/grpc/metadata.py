@@ -63,7 +63,8 @@ def _decoded(name: str, value: str) -> bytes:
         raise RpcError(StatusCode.INVALID_ARGUMENT, f"the metadata {name[:50]} is not in base64") from None
 
 
-def _encoded(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:
+def text_fields(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[str, str]]:
+    """Metadata as header fields, with binary values in base64."""
     fields = []
     for name, value in metadata:
         if isinstance(value, bytes) or name.endswith(BINARY_SUFFIX):
@@ -71,30 +72,43 @@ def _encoded(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:
             fields.append((name, base64.b64encode(raw).decode().rstrip("=")))
         else:
             fields.append((name, value))
-    return encode_fields(fields)
+    return fields
 
 
 @lru_cache(maxsize=4)
 def _head(encoding: str) -> bytes:
     """The fields that every answer begins with."""
-    fields = [("content-type", "application/grpc"), ("grpc-accept-encoding", "identity,gzip")]
-    return encode_status(200) + encode_fields([*fields, ("grpc-encoding", encoding)] if encoding else fields)
+    fields = {"content-type": "application/grpc", **encoding_fields(encoding)}
+    return encode_status(200) + encode_fields(fields.items())
+
+
+def encoding_fields(encoding: str) -> dict[str, str]:
+    """The fields about compression. `encoding`: of compressed messages; empty: there are none."""
+    fields = {"grpc-accept-encoding": "identity,gzip"}
+    return fields | {"grpc-encoding": encoding} if encoding else fields
 
 
 def head_block(metadata: Iterable[tuple[str, str | bytes]], encoding: str = "") -> bytes:
     """The block of an answer's head. `encoding`: of compressed messages."""
-    return _head(encoding) + _encoded(metadata)
+    return _head(encoding) + encode_fields(text_fields(metadata))
 
 
-def trailers_block(code: StatusCode, message: str, metadata: Iterable[tuple[str, str | bytes]] = ()) -> bytes:
-    """The block of the trailers. An answer without messages has no more than its head and these."""
+def status_fields(
+    code: StatusCode, message: str, metadata: Iterable[tuple[str, str | bytes]] = ()
+) -> list[tuple[str, str]]:
+    """A status as header fields."""
     number: int = code.value[0]
-    if not number and not message and not metadata:
-        return _OK
     fields = [("grpc-status", str(number))]
     if message:
         fields.append(("grpc-message", quote(message, safe=_UNQUOTED)))
-    return encode_fields(fields) + _encoded(metadata)
+    return fields + text_fields(metadata)
+
+
+def trailers_block(code: StatusCode, message: str, metadata: Metadata = ()) -> bytes:
+    """The block of the trailers. An answer without messages has no more than its head and these."""
+    if code is StatusCode.OK and not message and not metadata:
+        return _OK
+    return encode_fields(status_fields(code, message, metadata))
 
 
 _OK = encode_fields([("grpc-status", "0")])

@@ -6,27 +6,28 @@ from typing import Any
 import grpc
 
 from services.core.client_flow import ClientBounds
-from services.http.grpc.messages import Decompressor
+from services.http.grpc.messages import Compression
 from services.http.grpc.metadata import Metadata
-from services.http.grpc.rpc import Method, RejectedRpc, Rpc
+from services.http.grpc.rpc import Method
+from services.http.grpc.stream_rpc import RejectedRpc, StreamRpc
 from services.http.h2.request import Host
 from services.http.h2.stream import Receiver, Stream
 from services.http.h2.wire.fields import RequestHead
 
-Guard = Callable[[str, Metadata], None]
-"""Called with the path and the metadata of each rpc before its request is read. Raises RpcError or Failure."""
+Guard = Callable[[Metadata], None]
+"""Called with the metadata of each rpc of a service before its request is read. Raises RpcError."""
 
 
 class GrpcRoutes:
-    """Methods by path."""
+    """The rpcs of a server. `methods`: by path."""
 
     def __init__(self, bounds: ClientBounds) -> None:
         """`bounds`: how slowly a client may read the end of an answer."""
         self.bounds = bounds
-        self.decompressor = Decompressor()
-        self.guards: list[Guard] = []
-        self._methods: dict[str, Method] = {}
+        self.compression = Compression()
+        self.methods: dict[str, Method] = {}
         self._services: set[str] = set()
+        self._guards: dict[str, Guard] = {}
 
     def add_registered_method_handlers(
         self, service: str, handlers: Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]
@@ -34,16 +35,32 @@ class GrpcRoutes:
         """Called by generated code."""
         self._services.add(service)
         for name, handler in handlers.items():
-            self._methods[f"/{service}/{name}"] = Method(handler)
+            self.methods[f"/{service}/{name}"] = Method(handler)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """Called by generated code, for the methods that it has registered before."""
 
+    def guard(self, service: str, guard: Guard) -> None:
+        """Call `guard` first for every rpc of a service. No page of another origin may read its answers."""
+        self._guards[service] = guard
+
+    def is_guarded(self, path: str) -> bool:
+        """Whether the service of `path` has a guard."""
+        return _service_of(path) in self._guards
+
+    def check(self, path: str, metadata: Metadata) -> None:
+        """Raises RpcError if the client may not call the method."""
+        if self._guards and (guard := self._guards.get(_service_of(path))) is not None:
+            guard(metadata)
+
     def open(self, host: Host, stream: Stream, head: RequestHead) -> Receiver:
         """An rpc has begun to arrive. Returns what takes its content."""
-        method = self._methods.get(head.path)
+        method = self.methods.get(head.path)
         if method is not None and head.method == "POST":
-            return Rpc(host, stream, head, method, self)
-        service = head.path[1:].partition("/")[0]
-        what = "method" if service in self._services else "service"
+            return StreamRpc(host, stream, head, method, self)
+        what = "method" if _service_of(head.path) in self._services else "service"
         return RejectedRpc(host, stream, grpc.StatusCode.UNIMPLEMENTED, f"this server has no {what} {head.path[:200]}")
+
+
+def _service_of(path: str) -> str:
+    return path[1:].partition("/")[0]

@@ -1,10 +1,12 @@
-"""One rpc: its request, the handler that answers it, and the context that the handler sees.
+"""One rpc, whichever wire it came on: the handler that answers it, and the context that the handler sees.
 
-The context has the methods of grpc.aio's, so handlers and generated code need not know which server serves them.
+The context has the methods of grpc.aio's, so handlers and generated code need not know which server serves them, nor
+which wire.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, NoReturn, Protocol
 
@@ -14,27 +16,22 @@ from grpc import StatusCode
 
 from services.core.client_flow import ClientBounds
 from services.core.common_layers import bug_failure
-from services.http.grpc.messages import COMPRESSED_BYTES_MIN, GZIP, Decompressor, MessageReader, compressed
-from services.http.grpc.metadata import (
-    Metadata,
-    RpcError,
-    head_block,
-    metadata_in,
-    timeout_s_in,
-    trailers_block,
+from services.core.errors import Failure
+from services.http.grpc.messages import (
+    GZIP,
+    IDENTITY,
+    INLINE_BYTES_MAX,
+    Compression,
+    MessageReader,
+    compressed,
+    wants_gzip,
 )
-from services.http.h2.request import Host, Request
-from services.http.h2.stream import Stream
-from services.http.h2.wire.fields import RequestHead
-from services.http.h2.wire.frames import ErrorCode
-from services.http.server.exchange import taken_within
+from services.http.grpc.metadata import Metadata, RpcError, metadata_in, timeout_s_in
 from services.runtime.loop import clock
 
 DEADLINE_LATE_S = 0.1
 """How long after its deadline a handler is cancelled. One that watches the deadline itself has a better answer."""
 UNDECODABLE = "the request cannot be decoded: send a message of the type that the .proto file names"
-_IDENTITY = "identity"
-HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
 
 class Method:
@@ -57,232 +54,151 @@ class Rpcs(Protocol):
     """What all rpcs of a server share."""
 
     bounds: ClientBounds
-    decompressor: Decompressor
-    guards: list[Callable[[str, Metadata], None]]
+    compression: Compression
+
+    def check(self, path: str, metadata: Metadata) -> None:
+        """Raises RpcError if the client may not call the method."""
+        ...
 
 
-class Ended(Request):
-    """What ends a stream of gRPC: trailers, or a head that has them as well."""
+class Asked:
+    """What a client asks for.
 
-    __slots__ = ("_has_head",)
-
-    def __init__(self, host: Host, stream: Stream) -> None:
-        super().__init__(host, stream)
-        self._has_head = False
-
-    def end(self, code: StatusCode, message: str = "", trailing: Metadata = (), *, now: bool = False) -> None:
-        """Send the status. `now`: before what waits, which is dropped."""
-        block = trailers_block(code, message, trailing)
-        if not self._has_head:
-            self._has_head = True
-            block = head_block(()) + block
-        if now:
-            self._stream.end_now(block)
-        else:
-            self._stream.end(trailers=block)
-
-    def on_data(self, data: bytes) -> None:
-        """It is not needed. The window stays closed."""
-
-    def on_end(self) -> None:
-        """The status was sent, or will be."""
-
-    def on_late(self) -> None:
-        """The request is not waited for."""
-
-
-class RejectedRpc(Ended):
-    """An rpc that is answered with a status at once."""
-
-    __slots__ = ("_code", "_message")
-
-    def __init__(self, host: Host, stream: Stream, code: StatusCode, message: str) -> None:
-        super().__init__(host, stream)
-        self._code = code
-        self._message = message
-        self.begin()
-
-    async def answer(self) -> None:
-        self.end(self._code, self._message)
-
-
-class Rpc(Ended):
-    """An rpc: its request, and the task of its handler.
-
-    A handler with one request begins once that has come, one with a stream of requests at once. If the client cancels
-    the rpc or disconnects, the handler is cancelled in its own frame.
+    `deadline`: in event-loop time. `encoding`: of compressed requests. `compresses`: whether large messages are sent
+    compressed. `fault`: why the request cannot be answered. `reader`: of its messages.
     """
 
-    __slots__ = (
-        "_changed",
-        "_compresses",
-        "_fault",
-        "_held_size",
-        "_reader",
-        "_request_has_ended",
-        "_unused_size",
-        "deadline",
-        "encoding",
-        "head",
-        "metadata",
-        "method",
-        "rpcs",
-    )
+    __slots__ = ("compresses", "deadline", "encoding", "fault", "metadata", "method", "path", "reader", "rpcs")
 
-    def __init__(self, host: Host, stream: Stream, head: RequestHead, method: Method, rpcs: Rpcs) -> None:
-        super().__init__(host, stream)
-        self.head = head
+    def __init__(self, path: str, method: Method, rpcs: Rpcs, headers: Mapping[str, str]) -> None:
+        """`headers`: of the request."""
+        self.path = path
         self.method = method
         self.rpcs = rpcs
         self.metadata: Metadata = ()
         self.deadline: float | None = None
-        self.encoding = head.headers.get("grpc-encoding", _IDENTITY)
-        self._reader = MessageReader()
-        self._changed: asyncio.Event | None = None
-        self._request_has_ended = False
-        self._fault: RpcError | None = None
-        self._held_size = self._unused_size = 0
-        self._compresses = self.encoding == GZIP
+        self.encoding = headers.get("grpc-encoding", IDENTITY)
+        self.compresses = wants_gzip(headers)
+        self.fault: RpcError | None = None
+        self.reader = MessageReader()
         try:
-            self._check(head)
+            self._check(headers)
         except RpcError as error:
-            self._fault = error
-        if method.is_request_streamed or self._fault is not None:
-            self._begin()
+            self.fault = error
 
-    def _check(self, head: RequestHead) -> None:
+    def _check(self, headers: Mapping[str, str]) -> None:
         """Raises RpcError."""
-        if (timeout_s := timeout_s_in(head.headers)) is not None:
+        if (timeout_s := timeout_s_in(headers)) is not None:
             self.deadline = clock() + timeout_s
-        self.metadata = metadata_in(head.headers)
-        for guard in self.rpcs.guards:
-            guard(head.path, self.metadata)
-        if self.encoding not in (_IDENTITY, GZIP):
+        self.metadata = metadata_in(headers)
+        self.rpcs.check(self.path, self.metadata)
+        if self.encoding not in (IDENTITY, GZIP):
             raise RpcError(StatusCode.UNIMPLEMENTED, f"grpc-encoding {self.encoding[:50]} is not supported: use gzip")
+
+    def check_end(self) -> None:
+        """The request is complete. Raises RpcError if it lacks something."""
+        if self.reader.is_midway:
+            raise RpcError(StatusCode.INTERNAL, "the request ends within a message")
+        if not self.method.is_request_streamed and len(self.reader.messages) != 1:
+            raise RpcError(StatusCode.INTERNAL, f"{len(self.reader.messages)} messages where one is expected")
+
+
+class Rpc(ABC):
+    """An rpc. If the client cancels it or disconnects, the handler is cancelled in its own frame."""
+
+    __slots__ = ()
+
+    asked: Asked
 
     # Receiving
 
-    def on_data(self, data: bytes) -> None:
-        if self._fault is not None or (self._has_begun and not self.method.is_request_streamed):
-            return  # The window stays closed.
-        if not self.method.is_request_streamed and not self._hold(len(data)):
-            return
-        self._unused_size += len(data)
-        try:
-            self._reader.feed(data)
-        except RpcError as error:
-            self._set_fault(error)
-            return
-        if not self.method.is_request_streamed or not self._reader.messages:
-            self._use()
-        self._wake()
-
-    def _hold(self, size: int) -> bool:
-        """Count content that waits for the rest of the request. Returns False, and resets the stream, above the bound
-        of all requests of the connection."""
-        if self._host.bodies_size + size > self._host.context.app.body_bytes_max:
-            self._stream.reset(ErrorCode.REFUSED_STREAM)
-            return False
-        self._host.bodies_size += size
-        self._held_size += size
-        return True
-
-    def _use(self) -> None:
-        """Let the client send on: what has come is used, or a part of a message that is bounded."""
-        size, self._unused_size = self._unused_size, 0
-        self._stream.use(size)
-
-    def on_end(self) -> None:
-        self._request_has_ended = True
-        if self._fault is None:
-            fault = self._fault_at_end()
-            if fault is not None:
-                self._set_fault(fault)
-            elif not self._has_begun:
-                self._begin()
-        self._wake()
-
-    def _begin(self) -> None:
-        """Answer when it is the rpc's turn. A health check waits for none."""
-        self.begin(at_once=self.head.path == HEALTH_CHECK)
-
-    def _fault_at_end(self) -> RpcError | None:
-        if self._reader.is_midway:
-            return RpcError(StatusCode.INTERNAL, "the request ends within a message")
-        if not self.method.is_request_streamed and len(self._reader.messages) != 1:
-            return RpcError(StatusCode.INTERNAL, f"{len(self._reader.messages)} messages where one is expected")
-        return None
-
-    def on_late(self) -> None:
-        within = f"within {self._host.context.config.body_read_s_max:g} s"
-        self._set_fault(RpcError(StatusCode.DEADLINE_EXCEEDED, f"the request did not arrive {within}"))
-
-    def _set_fault(self, error: RpcError) -> None:
-        """End the rpc: with the next read if it has begun."""
-        self._fault = error
-        if not self._has_begun:
-            self._begin()
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._changed is not None:
-            self._changed.set()
-
-    def on_reset(self) -> None:
-        self._release()
-        super().on_reset()
-
-    def _release(self) -> None:
-        self._host.bodies_size -= self._held_size
-        self._held_size = 0
+    @abstractmethod
+    async def next_message(self) -> tuple[bool, bytes] | None:
+        """The next message, and whether it is compressed; None after the last. Raises RpcError."""
 
     async def read(self) -> Any:
-        """The next message; None after the last. Raises RpcError."""
-        while not self._reader.messages:
-            if self._fault is not None:
-                raise self._fault
-            if self._request_has_ended:
-                return None
-            self._changed = asyncio.Event()
-            await self._changed.wait()
-            self._changed = None
-        is_compressed, message = self._reader.messages.popleft()
-        if not self._reader.messages:
-            self._use()
+        """The next message, decoded; None after the last. Raises RpcError, and Failure(OVERLOADED)."""
+        if (one := await self.next_message()) is None:
+            return None
+        is_compressed, message = one
         if is_compressed:
-            message = await self.rpcs.decompressor.decompressed(message, self.encoding)
+            message = await self.asked.rpcs.compression.decompressed(message, self.asked.encoding)
         try:
-            return self.method.decode(message)
+            return self.asked.method.decode(message)
         except DecodeError:
             raise RpcError(StatusCode.INVALID_ARGUMENT, UNDECODABLE) from None
 
+    async def _requests(self) -> AsyncIterator[Any]:
+        while (message := await self.read()) is not None:
+            yield message
+
     # Answering
 
-    async def answer(self) -> None:
+    @abstractmethod
+    def send_head(self, metadata: Metadata = ()) -> None:
+        """Send the head of the answer, once."""
+
+    @abstractmethod
+    def send(self, message: bytes) -> None:
+        """Send a message. One that is worth it is compressed, unless that would hold up other streams."""
+
+    @abstractmethod
+    def sender(self, on_full: Callable[[], None]) -> Callable[[bytes], None]:
+        """What sends a further message. `on_full`: called during a send if the client becomes slow."""
+
+    @abstractmethod
+    def send_compressed(self, message: bytes) -> None:
+        """Send a message that is compressed already."""
+
+    @abstractmethod
+    def end(self, code: StatusCode, message: str = "", trailing: Metadata = (), *, now: bool = False) -> None:
+        """Send the status. `now`: without what waits for a client that does not read."""
+
+    @property
+    @abstractmethod
+    def has_room(self) -> bool:
+        """Whether the client is not slow."""
+
+    @abstractmethod
+    async def wait_room(self) -> None:
+        """Wait until the client is not slow. If it disconnects, the waiting task is cancelled."""
+
+    async def send_any(self, message: bytes) -> None:
+        """Send a message. A large one is compressed in a thread, unless that has too much to do."""
+        if self.asked.compresses and len(message) > INLINE_BYTES_MAX:
+            try:
+                self.send_compressed(await self.asked.rpcs.compression.run(compressed, message))
+            except Failure:
+                self.send(message)
+        else:
+            self.send(message)
+
+    async def respond(self) -> None:
+        """Run the handler, and end with its status. Raises only CancelledError."""
         context = RpcContext(self)
-        self._release()
         try:
-            if self._fault is not None:
-                raise self._fault
+            if self.asked.fault is not None:
+                raise self.asked.fault
             await self._within_deadline(context)
         except RpcError as error:
             self.end(error.code, error.message, (*context.trailing, *error.trailing))
-            self._fault = error.__traceback__ = None  # Break the cycle: it need not wait for the garbage collector.
+            # Break the cycle: it need not wait for the garbage collector.
+            self.asked.fault = error.__traceback__ = None
+        except Failure as failure:
+            self.end(failure.traits.grpc, failure.detail)
+            failure.clear_tracebacks()
         except Exception as error:
-            bug_failure(error, f"(any) of {self.head.path}")
+            bug_failure(error, f"(any) of {self.asked.path}")
             self.end(StatusCode.INTERNAL, "an internal error ended the rpc")
         else:
             self.end(context.status, context.message, context.trailing, now=context.drops_unsent)
-        if self._stream.unsent_size:
-            size = self._stream.unsent_size
-            await taken_within(self.rpcs.bounds, size, self, self._wait_sent(), self.head.path)
 
     async def _within_deadline(self, context: "RpcContext") -> None:
-        if self.deadline is None:
+        if self.asked.deadline is None:
             await self._serve(context)
             return
         try:
-            async with asyncio.timeout_at(self.deadline + DEADLINE_LATE_S) as scope:
+            async with asyncio.timeout_at(self.asked.deadline + DEADLINE_LATE_S) as scope:
                 await self._serve(context)
         except TimeoutError:
             if not scope.expired():
@@ -290,7 +206,7 @@ class Rpc(Ended):
             raise RpcError(StatusCode.DEADLINE_EXCEEDED, "the deadline of the rpc has passed") from None
 
     async def _serve(self, context: "RpcContext") -> None:
-        method = self.method
+        method = self.asked.method
         first = self._requests() if method.is_request_streamed else await self.read()
         running = method.behaviour(first, context)
         if isinstance(running, AsyncGenerator):
@@ -300,60 +216,7 @@ class Rpc(Ended):
             return
         response = await running
         if not method.is_response_streamed and context.status is StatusCode.OK:
-            self.send(method.encode(response))
-
-    async def _requests(self) -> AsyncIterator[Any]:
-        while (message := await self.read()) is not None:
-            yield message
-
-    def send_head(self, metadata: Metadata = ()) -> None:
-        """Send the head of the answer, once."""
-        if not self._has_head:
-            self._has_head = True
-            self._stream.send_head(head_block(metadata, GZIP if self._compresses else ""))
-
-    def send(self, message: bytes) -> None:
-        """Send a message. Every token takes this path."""
-        if not self._has_head:
-            self.send_head()
-        if self._compresses and len(message) >= COMPRESSED_BYTES_MIN:
-            self._stream.send_message(compressed(message), flag=1)
-        else:
-            self._stream.send_message(message)
-
-    def sender(self, on_full: Callable[[], None]) -> Callable[[bytes], None]:
-        """What sends a further message. `on_full`: called during a send if the client becomes slow."""
-        self._stream.on_full = on_full
-        return self.send if self._compresses else self._stream.send_message
-
-    async def wait_room(self) -> None:
-        """Wait until the client is not slow. If it disconnects, the waiting task is cancelled."""
-        if not self._stream.has_room:
-            room = asyncio.Event()
-            self._stream.on_room = room.set
-            await room.wait()
-            self._stream.on_room = None
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the client is not slow."""
-        return self._stream.has_room
-
-    # What `taken_within` asks for
-
-    def unsent_size(self) -> int:
-        return self._stream.unsent_size
-
-    def progress(self) -> int:
-        return self._stream.progress()
-
-    def cut(self) -> None:
-        self.end(StatusCode.RESOURCE_EXHAUSTED, "the client did not read the answer in time", now=True)
-
-    async def _wait_sent(self) -> None:
-        sent = asyncio.Event()
-        self._stream.on_sent = sent.set
-        await sent.wait()
+            await self.send_any(method.encode(response))
 
 
 class RpcContext:
@@ -380,7 +243,7 @@ class RpcContext:
     async def write(self, message: Any) -> None:
         """Send a message, and wait while the client is slow."""
         rpc = self._rpc
-        rpc.send(rpc.method.encode(message))
+        await rpc.send_any(rpc.asked.method.encode(message))
         await rpc.wait_room()
 
     @property
@@ -395,7 +258,7 @@ class RpcContext:
     def send(self, message: Any) -> None:
         """Send a message without waiting: check `has_room` first, or what waits grows."""
         rpc = self._rpc
-        rpc.send(rpc.method.encode(message))
+        rpc.send(rpc.asked.method.encode(message))
 
     def sender(self, on_full: Callable[[], None]) -> Callable[[bytes], None]:
         """What sends a message that is encoded already, once the head is sent, and does not wait either.
@@ -410,11 +273,11 @@ class RpcContext:
 
     def invocation_metadata(self) -> Metadata:
         """What the client has sent."""
-        return self._rpc.metadata
+        return self._rpc.asked.metadata
 
     def time_remaining(self) -> float | None:
         """Seconds until the client's deadline; None: it has none."""
-        deadline = self._rpc.deadline
+        deadline = self._rpc.asked.deadline
         return None if deadline is None else max(0.0, deadline - clock())
 
     def set_code(self, code: StatusCode) -> None:

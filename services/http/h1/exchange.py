@@ -67,10 +67,10 @@ class H1Exchange:
     def is_closing(self) -> Callable[[], bool]:
         return self.transport.is_closing
 
-    def begin_stream(self, request: HttpRequest, headers: Mapping[str, str]) -> bytes:
+    def begin_stream(self, request: HttpRequest, fields: Mapping[str, str]) -> bytes:
         if not request.is_chunkable:
             self.keeps_alive = False  # Without chunks, the end of the connection ends the answer.
-        return stream_head(request.id, headers, is_chunked=request.is_chunkable, is_last=not self.keeps_alive)
+        return stream_head(fields, is_chunked=request.is_chunkable, is_last=not self.keeps_alive)
 
     def encode(self, response: Response, request: HttpRequest) -> bytes:
         return response.encode(request, is_last=not self.keeps_alive)

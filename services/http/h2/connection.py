@@ -1,6 +1,7 @@
 """The connection of one client over HTTP/2: its life, from the preface to the last stream."""
 
 import asyncio
+import re
 from contextlib import suppress
 
 import structlog
@@ -27,7 +28,8 @@ from services.http.server.context import ConnectionContext
 
 log = structlog.get_logger()
 
-GRPC = "application/grpc"
+GRPC = re.compile(r"application/grpc(?=[+;]|$)")
+"""The Content-Type of gRPC, which has suffixes. That of gRPC-Web begins alike."""
 DRAIN_PING = b"draining"
 """Sent behind the first GOAWAY. Once it is answered, the client has seen both."""
 GOAWAY_S_MAX = 1.0
@@ -115,7 +117,7 @@ class H2Connection(asyncio.Protocol):
     def on_open(self, stream: Stream, head: RequestHead) -> Receiver:
         self.context.clients.set_busy(self)
         rpcs = self.context.rpcs
-        if rpcs is not None and head.headers.get("content-type", "").startswith(GRPC):
+        if rpcs is not None and GRPC.match(head.headers.get("content-type", "")):
             receiver: Receiver = rpcs.open(self, stream, head)
             return receiver
         return H2Exchange(self, stream, head)

@@ -13,7 +13,7 @@ from services.http.h2.wire.frames import ErrorCode
 from services.http.server.config import PROBE_PATHS
 from services.http.server.cork import Cork
 from services.http.server.exchange import log_left, taken_within
-from services.http.server.messages import HttpRequest, Response, stream_fields
+from services.http.server.messages import HttpRequest, Response
 
 
 class H2Exchange(Request):
@@ -116,8 +116,8 @@ class H2Exchange(Request):
     def is_closing(self) -> bool:
         return self._stream.is_closed
 
-    def begin_stream(self, request: HttpRequest, headers: Mapping[str, str]) -> bytes:
-        self._send_head(200, stream_fields(request.id, headers))
+    def begin_stream(self, request: HttpRequest, fields: Mapping[str, str]) -> bytes:
+        self._send_head(200, fields)
         return b""
 
     def encode(self, response: Response, request: HttpRequest) -> bytes:

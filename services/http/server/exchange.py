@@ -42,8 +42,11 @@ class Exchange(Protocol):
         """Returns whether the client is gone. A property, because it is called for every token."""
         ...
 
-    def begin_stream(self, request: HttpRequest, headers: Mapping[str, str]) -> bytes:
-        """Begin a streamed answer. Returns what must be sent before its first bytes, in the same call."""
+    def begin_stream(self, request: HttpRequest, fields: Mapping[str, str]) -> bytes:
+        """Begin a streamed answer. Returns what must be sent before its first bytes, in the same call.
+
+        `fields`: see `stream_fields`.
+        """
         ...
 
     def encode(self, response: Response, request: HttpRequest) -> bytes:

@@ -13,19 +13,10 @@ from services.core.errors import Failure
 
 _SERVER = "unbroken"
 _NONE: Mapping[str, str] = {}
+_CHUNKED = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n"
+_LAST_CHUNKED = f"{_CHUNKED}Connection: close\r\n"
+_UNTIL_CLOSED = "HTTP/1.0 200 OK\r\n"
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
-_STREAM = (
-    "Content-Type: text/event-stream; charset=utf-8\r\n"
-    "Cache-Control: no-cache\r\n"
-    "X-Accel-Buffering: no\r\n"
-    f"Server: {_SERVER}\r\n"
-    "X-Request-Id: %s\r\n"
-    "Date: %s\r\n"
-    "%s\r\n"
-)
-_CHUNKED = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n" + _STREAM
-_LAST_CHUNKED = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n" + _STREAM
-_UNTIL_CLOSED = "HTTP/1.0 200 OK\r\n" + _STREAM
 
 
 class HttpRequest(Struct, kw_only=True):
@@ -87,28 +78,30 @@ class Response:
         return head if request.method == "HEAD" else head + self.body
 
 
-def stream_fields(request_id: str, more: Mapping[str, str] = _NONE) -> dict[str, str]:
-    """The header fields of a streamed response over HTTP/2. `more`: further ones."""
+def stream_fields(content_type: str, more: Mapping[str, str]) -> dict[str, str]:
+    """The header fields of a streamed response. `more`: further ones."""
     return {
-        "Content-Type": "text/event-stream; charset=utf-8",
+        "Content-Type": content_type,
         "Cache-Control": "no-cache",
         "X-Accel-Buffering": "no",
         "Server": _SERVER,
-        "X-Request-Id": request_id,
         "Date": _date(int(time.time())),
         **more,
     }
 
 
-def stream_head(request_id: str, more: Mapping[str, str] = _NONE, *, is_chunked: bool, is_last: bool) -> bytes:
-    """The head of a streamed response. `request_id`: matches NAME_FORM. `more`: further headers. `is_last`: the
-    connection takes no further request.
+def stream_head(fields: Mapping[str, str], *, is_chunked: bool, is_last: bool) -> bytes:
+    """The head of a streamed response over HTTP/1.1. `is_last`: the connection takes no further request.
 
     Without chunks, as in HTTP/1.0, the end of the connection ends the answer.
     """
-    head = _UNTIL_CLOSED if not is_chunked else _LAST_CHUNKED if is_last else _CHUNKED
-    lines = "".join([f"{name}: {value}\r\n" for name, value in more.items()]) if more else ""
-    return (head % (request_id, _date(int(time.time())), lines)).encode("ascii")
+    start = _UNTIL_CLOSED if not is_chunked else _LAST_CHUNKED if is_last else _CHUNKED
+    return (start + "".join([f"{name}: {value}\r\n" for name, value in fields.items()]) + "\r\n").encode("latin-1")
+
+
+def chunk(content: bytes) -> bytes:
+    """The content as a chunk of a body."""
+    return b"%x\r\n%b\r\n" % (len(content), content)
 
 
 def last_chunk(events: bytes) -> bytes:

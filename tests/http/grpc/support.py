@@ -1,6 +1,6 @@
 """A server of gRPC's test service, and raw clients of it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,8 @@ import grpc
 
 from services.core.client_flow import ClientBounds
 from services.http.app import HttpApp
-from services.http.grpc.routes import GrpcRoutes
+from services.http.grpc.routes import GrpcRoutes, Guard
+from services.http.grpc.web.routes import WebRoutes
 from services.http.server.config import HttpConfig
 from services.http.server.context import ConnectionContext
 from services.http.server.listener import http_server
@@ -20,6 +21,8 @@ from tests.http.support import Server
 HEADERS = {"content-type": "application/grpc", "te": "trailers"}
 EMPTY_CALL = f"/{SERVICE}/EmptyCall"
 UNARY_CALL = f"/{SERVICE}/UnaryCall"
+OUTPUT_CALL = f"/{SERVICE}/StreamingOutputCall"
+INPUT_CALL = f"/{SERVICE}/StreamingInputCall"
 
 
 @dataclass
@@ -38,12 +41,20 @@ class Serving:
 
 @asynccontextmanager
 async def serving_rpcs(
-    *, config: HttpConfig | None = None, bounds: ClientBounds | None = None
+    *,
+    config: HttpConfig | None = None,
+    bounds: ClientBounds | None = None,
+    guard: Guard | None = None,
+    is_draining: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[Serving]:
+    """`guard`: of the service."""
     config, routes = config or HttpConfig(), GrpcRoutes(bounds or ClientBounds())
     service = TestService()
     service.register(routes)
-    app = HttpApp(config, config.body_bytes_max, lambda: False)
+    if guard is not None:
+        routes.guard(SERVICE, guard)
+    app = HttpApp(config, config.body_bytes_max, is_draining)
+    WebRoutes(routes, config.body_bytes_max).add_to(app.routes)
     async with http_server(app, config, "127.0.0.1", 0, rpcs=routes) as listening:
         server: Any = Server(listening.port, None, None, None, listening.context)  # type: ignore[arg-type]
         try:

@@ -14,12 +14,20 @@ from services.http.grpc.metadata import RpcError, message_in
 from services.http.h2.wire.frames import DATA, END_STREAM, ErrorCode, frame, rst_stream, window_update
 from services.http.server.config import HttpConfig
 from tests.http.grpc.interop_service import ECHOED, SERVICE
-from tests.http.grpc.support import EMPTY_CALL, HEADERS, UNARY_CALL, message, raw_client, serving_rpcs, stub_of
+from tests.http.grpc.support import (
+    EMPTY_CALL,
+    HEADERS,
+    OUTPUT_CALL,
+    UNARY_CALL,
+    message,
+    raw_client,
+    serving_rpcs,
+    stub_of,
+)
 from tests.http.support import run
 from tests.support.clock import WAIT_S
 
 WHOLE = gzip.compress(b"", mtime=0)
-OUTPUT_CALL = f"/{SERVICE}/StreamingOutputCall"
 
 
 def call(test: Any) -> None:
@@ -326,7 +334,7 @@ def test_messages_that_a_handler_does_not_read_close_the_window() -> None:
                 await gate.wait()
                 return await serving.service.input(requests, context)
 
-            serving.routes._methods[f"/{SERVICE}/StreamingInputCall"].behaviour = slow
+            serving.routes.methods[f"/{SERVICE}/StreamingInputCall"].behaviour = slow
             one = message(
                 serving.service.types["StreamingInputCallRequest"](payload={"body": bytes(1000)}).SerializeToString()
             )
@@ -349,11 +357,11 @@ def test_guard_refuses_before_the_request_is_read() -> None:
     async def test() -> None:
         async with serving_rpcs() as serving, raw_client(serving) as client:
 
-            def guard(path: str, metadata: Any) -> None:
+            def guard(metadata: Any) -> None:
                 if "authorization" not in dict(metadata):
                     raise RpcError(grpc.StatusCode.UNAUTHENTICATED, "who are you?")
 
-            serving.routes.guards.append(guard)
+            serving.routes.guard(SERVICE, guard)
             refused = await client.answer(client.open(EMPTY_CALL, HEADERS, ends=False))
             allowed = await client.answer(client.post(EMPTY_CALL, message(b""), HEADERS | {"authorization": "x"}))
 

@@ -5,7 +5,7 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 
-from services.http.server.messages import HttpRequest, Response, last_chunk, stream_head
+from services.http.server.messages import HttpRequest, Response, chunk, last_chunk, stream_fields, stream_head
 
 
 def fields_of(head: bytes) -> dict[str, str]:
@@ -17,12 +17,12 @@ def request(method: str = "GET", *, is_chunkable: bool = True) -> HttpRequest:
     return HttpRequest(method=method, path="/", headers={}, is_chunkable=is_chunkable, id="r-1")
 
 
-def test_stream_head_has_the_request_id_and_the_date() -> None:
+def test_stream_head_has_its_type_the_date_and_further_fields() -> None:
     before = int(time.time())
-    head = stream_head("r-1", is_chunked=True, is_last=False)
+    head = stream_head(stream_fields("text/x", {"X-Request-Id": "r-1"}), is_chunked=True, is_last=False)
 
     fields = fields_of(head)
-    assert fields["x-request-id"] == "r-1"
+    assert (fields["content-type"], fields["x-request-id"]) == ("text/x", "r-1")
     assert before <= parsedate_to_datetime(fields["date"]).timestamp() <= time.time()
 
 
@@ -37,11 +37,15 @@ def test_stream_head_has_the_request_id_and_the_date() -> None:
 def test_stream_head_says_how_the_body_ends(
     is_chunked: bool, is_last: bool, status: bytes, encoding: str | None, connection: str | None
 ) -> None:
-    head = stream_head("r-1", is_chunked=is_chunked, is_last=is_last)
+    head = stream_head(stream_fields("text/x", {}), is_chunked=is_chunked, is_last=is_last)
 
     assert head.startswith(status + b"\r\n")
     assert fields_of(head).get("transfer-encoding") == encoding
     assert fields_of(head).get("connection") == connection
+
+
+def test_chunk_has_its_length_in_front() -> None:
+    assert chunk(b"x" * 17) == b"11\r\n" + b"x" * 17 + b"\r\n"
 
 
 def test_last_chunk_ends_the_body() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from services.core.errors import Failure, Reason
+from services.core.errors import Failure, Reason, quoted
 from services.frontend.control import FrontendControl
 from services.frontend.model_catalog import ModelCatalog
 from services.frontend.routing.thresholds import BusyThresholds, Thresholds
@@ -51,8 +51,14 @@ class Admin:
         self._thresholds = thresholds
         self._control = control
 
-    def authorize(self, authorization: str | None) -> None:
-        """Check the `authorization` header or metadata of a call. Raises Failure(UNAUTHENTICATED)."""
+    def authorize(self, authorization: str | None, origin: str | None = None) -> None:
+        """Check the headers or metadata `authorization` and `origin` of a call. Raises Failure(UNAUTHENTICATED).
+
+        Calls of pages in a browser are refused: browsers let pages send any POST.
+        """
+        if origin is not None:
+            detail = f"admin calls are not for pages in a browser, and this one comes from {quoted(origin)}"
+            raise Failure(Reason.UNAUTHENTICATED, detail)
         if self._token is None:
             return
         scheme, _, token = (authorization or "").partition(" ")

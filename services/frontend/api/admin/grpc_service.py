@@ -15,6 +15,7 @@ from services.stubs import admin_pb2, admin_pb2_grpc
 
 SERVICE = "unbroken.v1.Admin"
 AUTHORIZATION = "authorization"
+ORIGIN = "origin"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -33,15 +34,13 @@ class AdminTokenInterceptor(grpc.aio.ServerInterceptor):
         return await continuation(handler_call_details)
 
 
-def admin_guard(admin: Admin) -> Callable[[str, Metadata], None]:
+def admin_guard(admin: Admin) -> Callable[[Metadata], None]:
     """The same for our own server: it refuses admin calls without the token before the request is read."""
 
-    def check(path: str, metadata: Metadata) -> None:
-        if not path.startswith(f"/{SERVICE}/"):
-            return
-        given = dict(metadata).get(AUTHORIZATION)
+    def check(metadata: Metadata) -> None:
+        given = {name: value for name, value in metadata if isinstance(value, str)}
         try:
-            admin.authorize(given if isinstance(given, str) else None)
+            admin.authorize(given.get(AUTHORIZATION), given.get(ORIGIN))
         except Failure as failure:
             status = rpc_status.to_status(status_of(failure))
             raise RpcError(status.code, status.details, trailing=status.trailing_metadata) from None

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from services.core.bounded_executor import BoundedExecutor
-from services.core.errors import Failure, Reason, invalid, quoted
+from services.core.errors import invalid, quoted
 from services.core.json.text import readable
 from services.frontend.api.admin.admin import Admin
 from services.frontend.api.field_types import BlocksThreshold, NotEmpty, TokensThreshold
@@ -70,11 +70,8 @@ class AdminRoutes:
         routes.post(PATH, self._set)
 
     def _guard(self, request: HttpRequest) -> None:
-        """Raises UNAUTHENTICATED without the token, and for pages in a browser: browsers let them send any POST."""
-        if (origin := request.headers.get("origin")) is not None:
-            detail = f"admin calls are not for pages in a browser, and this one comes from {quoted(origin)}"
-            raise Failure(Reason.UNAUTHENTICATED, detail)
-        self._admin.authorize(request.headers.get("authorization"))
+        """Raises UNAUTHENTICATED without the token, and for pages in a browser."""
+        self._admin.authorize(request.headers.get("authorization"), request.headers.get("origin"))
 
     async def _list(self, request: HttpRequest, exchange: Exchange) -> Response:
         listed = [_model_thresholds(model, thresholds) for model, thresholds in self._admin.thresholds()]

@@ -43,12 +43,15 @@ from services.frontend.api.openai.sse.keepalive import Keepalive
 from services.frontend.api.openai.sse.kept_events import events_for
 from services.frontend.api.response_headers import told_headers
 from services.http.errors import envelope, error_response
+from services.http.request_id import REQUEST_ID
 from services.http.server.config import HttpConfig
 from services.http.server.exchange import Exchange
-from services.http.server.messages import HttpRequest, last_chunk
+from services.http.server.messages import HttpRequest, last_chunk, stream_fields
 from services.models.tokenizers import Vocabulary
 
 log = structlog.get_logger()
+
+EVENTS_TYPE = "text/event-stream; charset=utf-8"
 
 NameFields = Callable[[Failure], None]
 """See Body.name_fields. Called only if the request fails."""
@@ -241,7 +244,8 @@ class SseStream:
         if self._generation is not None:
             self._generation.is_told = True
         request = self._http_request
-        return self._exchange.begin_stream(request, {**request.shared, **told_headers(self._told)})
+        more = {REQUEST_ID: request.id, **request.shared, **told_headers(self._told)}
+        return self._exchange.begin_stream(request, stream_fields(EVENTS_TYPE, more))
 
     def _become_slow(self) -> None:
         """Too much is unsent: deliver to a backlog until the client has caught up."""

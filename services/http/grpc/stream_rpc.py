@@ -1,0 +1,233 @@
+"""An rpc on a stream of HTTP/2, which is gRPC's own wire: trailers end it."""
+
+import asyncio
+from collections.abc import Callable
+
+from grpc import StatusCode
+
+from services.http.grpc.messages import COMPRESSED_BYTES_MIN, GZIP, INLINE_BYTES_MAX, compressed
+from services.http.grpc.metadata import Metadata, RpcError, head_block, trailers_block
+from services.http.grpc.rpc import Asked, Method, Rpc, Rpcs
+from services.http.h2.request import Host, Request
+from services.http.h2.stream import Stream
+from services.http.h2.wire.fields import RequestHead
+from services.http.h2.wire.frames import ErrorCode
+from services.http.server.exchange import taken_within
+
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+
+
+class Ended(Request):
+    """What ends a stream of gRPC: trailers, or a head that has them as well."""
+
+    __slots__ = ("_has_head",)
+
+    def __init__(self, host: Host, stream: Stream) -> None:
+        super().__init__(host, stream)
+        self._has_head = False
+
+    def end(self, code: StatusCode, message: str = "", trailing: Metadata = (), *, now: bool = False) -> None:
+        """Send the status. `now`: before what waits, which is dropped."""
+        block = trailers_block(code, message, trailing)
+        if not self._has_head:
+            self._has_head = True
+            block = head_block(()) + block
+        if now:
+            self._stream.end_now(block)
+        else:
+            self._stream.end(trailers=block)
+
+    def on_data(self, data: bytes) -> None:
+        """It is not needed. The window stays closed."""
+
+    def on_end(self) -> None:
+        """The status was sent, or will be."""
+
+    def on_late(self) -> None:
+        """The request is not waited for."""
+
+
+class RejectedRpc(Ended):
+    """An rpc that is answered with a status at once."""
+
+    __slots__ = ("_code", "_message")
+
+    def __init__(self, host: Host, stream: Stream, code: StatusCode, message: str) -> None:
+        super().__init__(host, stream)
+        self._code = code
+        self._message = message
+        self.begin()
+
+    async def answer(self) -> None:
+        self.end(self._code, self._message)
+
+
+class StreamRpc(Ended, Rpc):
+    """An rpc: its request, and the task of its handler.
+
+    A handler with one request begins once that has come, one with a stream of requests at once.
+    """
+
+    __slots__ = (
+        "_changed",
+        "_held_size",
+        "_request_has_ended",
+        "_unused_size",
+        "asked",
+    )
+
+    def __init__(self, host: Host, stream: Stream, head: RequestHead, method: Method, rpcs: Rpcs) -> None:
+        super().__init__(host, stream)
+        self._changed: asyncio.Event | None = None
+        self._request_has_ended = False
+        self._held_size = self._unused_size = 0
+        self.asked = Asked(head.path, method, rpcs, head.headers)
+        if method.is_request_streamed or self.asked.fault is not None:
+            self._begin()
+
+    # Receiving
+
+    def on_data(self, data: bytes) -> None:
+        if self.asked.fault is not None or (self._has_begun and not self.asked.method.is_request_streamed):
+            return  # The window stays closed.
+        if not self.asked.method.is_request_streamed and not self._hold(len(data)):
+            return
+        self._unused_size += len(data)
+        try:
+            self.asked.reader.feed(data)
+        except RpcError as error:
+            self._set_fault(error)
+            return
+        if not self.asked.method.is_request_streamed or not self.asked.reader.messages:
+            self._use()
+        self._wake()
+
+    def _hold(self, size: int) -> bool:
+        """Count content that waits for the rest of the request. Returns False, and resets the stream, above the bound
+        of all requests of the connection."""
+        if self._host.bodies_size + size > self._host.context.app.body_bytes_max:
+            self._stream.reset(ErrorCode.REFUSED_STREAM)
+            return False
+        self._host.bodies_size += size
+        self._held_size += size
+        return True
+
+    def _use(self) -> None:
+        """Let the client send on: what has come is used, or a part of a message that is bounded."""
+        size, self._unused_size = self._unused_size, 0
+        self._stream.use(size)
+
+    def on_end(self) -> None:
+        self._request_has_ended = True
+        if self.asked.fault is None:
+            try:
+                self.asked.check_end()
+            except RpcError as error:
+                self._set_fault(error)
+            else:
+                if not self._has_begun:
+                    self._begin()
+        self._wake()
+
+    def _begin(self) -> None:
+        """Answer when it is the rpc's turn. A health check waits for none."""
+        self.begin(at_once=self.asked.path == HEALTH_CHECK)
+
+    def on_late(self) -> None:
+        within = f"within {self._host.context.config.body_read_s_max:g} s"
+        self._set_fault(RpcError(StatusCode.DEADLINE_EXCEEDED, f"the request did not arrive {within}"))
+
+    def _set_fault(self, error: RpcError) -> None:
+        """End the rpc: with the next read if it has begun."""
+        self.asked.fault = error
+        if not self._has_begun:
+            self._begin()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+
+    def on_reset(self) -> None:
+        self._release()
+        super().on_reset()
+
+    def _release(self) -> None:
+        self._host.bodies_size -= self._held_size
+        self._held_size = 0
+
+    async def next_message(self) -> tuple[bool, bytes] | None:
+        while not self.asked.reader.messages:
+            if self.asked.fault is not None:
+                raise self.asked.fault
+            if self._request_has_ended:
+                return None
+            self._changed = asyncio.Event()
+            await self._changed.wait()
+            self._changed = None
+        one = self.asked.reader.messages.popleft()
+        if not self.asked.reader.messages:
+            self._use()
+        return one
+
+    # Answering
+
+    async def answer(self) -> None:
+        self._release()
+        await self.respond()
+        if self._stream.unsent_size:
+            size = self._stream.unsent_size
+            await taken_within(self.asked.rpcs.bounds, size, self, self._wait_sent(), self.asked.path)
+
+    def send_head(self, metadata: Metadata = ()) -> None:
+        """Send the head of the answer, once."""
+        if not self._has_head:
+            self._has_head = True
+            self._stream.send_head(head_block(metadata, GZIP if self.asked.compresses else ""))
+
+    def send(self, message: bytes) -> None:
+        """Send a message. Every token takes this path."""
+        if not self._has_head:
+            self.send_head()
+        if self.asked.compresses and COMPRESSED_BYTES_MIN <= len(message) <= INLINE_BYTES_MAX:
+            self.send_compressed(compressed(message))
+        else:
+            self._stream.send_message(message)
+
+    def sender(self, on_full: Callable[[], None]) -> Callable[[bytes], None]:
+        self._stream.on_full = on_full
+        return self.send if self.asked.compresses else self._stream.send_message
+
+    def send_compressed(self, message: bytes) -> None:
+        if not self._has_head:
+            self.send_head()
+        self._stream.send_message(message, flag=1)
+
+    async def wait_room(self) -> None:
+        """Wait until the client is not slow. If it disconnects, the waiting task is cancelled."""
+        if not self._stream.has_room:
+            room = asyncio.Event()
+            self._stream.on_room = room.set
+            await room.wait()
+            self._stream.on_room = None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the client is not slow."""
+        return self._stream.has_room
+
+    # What `taken_within` asks for
+
+    def unsent_size(self) -> int:
+        return self._stream.unsent_size
+
+    def progress(self) -> int:
+        return self._stream.progress()
+
+    def cut(self) -> None:
+        self.end(StatusCode.RESOURCE_EXHAUSTED, "the client did not read the answer in time", now=True)
+
+    async def _wait_sent(self) -> None:
+        sent = asyncio.Event()
+        self._stream.on_sent = sent.set
+        await sent.wait()
