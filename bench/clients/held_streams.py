@@ -27,6 +27,7 @@ from bench.clients.wires import (
 EVENT = b"data: "
 ENDS = (b"event: error", b"[DONE]")
 OK = b"HTTP/1.1 200 "
+_STATUS = b"\x0bgrpc-status"
 TICK_S = 0.01
 """Interval between two batches of new streams."""
 
@@ -100,7 +101,7 @@ class HeldRpcs:
                 continue
             elif kind == RST_STREAM or flags & END_STREAM:
                 self._open.remove(stream_id)
-                yield stream_id, "RST_STREAM" if kind == RST_STREAM else repr(payload[:SHOWN_BYTES])
+                yield stream_id, "RST_STREAM" if kind == RST_STREAM else _status_in(payload)
             elif kind == DATA and payload:
                 yield stream_id, 1  # A message is small, so that it comes in a frame of its own.
 
@@ -262,6 +263,12 @@ class HeldStreams:
         self._epoll.close()
         for connection in self._connections.values():
             connection.sock.close()
+
+
+def _status_in(trailers: bytes) -> str:
+    """Return the number of a status. Its message may be another one for each rpc."""
+    number = trailers.partition(_STATUS)[2]
+    return f"grpc-status {number[1 : 1 + number[0]].decode()}" if number else "no status"
 
 
 def _why_lost(data: bytes, *, has_head: bool) -> str | None:

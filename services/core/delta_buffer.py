@@ -1,7 +1,6 @@
 """Buffers deltas for a slow client: the deltas of each choice are joined into fewer, larger ones of bounded size."""
 
 from array import array
-from collections import deque
 
 from services.core.interface import Delta, TokenLogprobs, Usage
 from services.core.request import Continuation, FinishReason
@@ -90,12 +89,15 @@ class _Piece:
 class DeltaBuffer:
     """Deltas that wait for their client, oldest first. `size`: in bytes.
 
-    A text counts as its UTF-8. The framing on the wire comes once for each piece and is not counted.
+    A text counts as its UTF-8. The framing on the wire comes once for each piece and is not counted. There are few
+    pieces, mostly none: an empty list takes a tenth of the memory of an empty deque.
     """
+
+    __slots__ = ("_last", "_pieces", "size")
 
     def __init__(self) -> None:
         self.size = 0
-        self._pieces: deque[_Piece] = deque()
+        self._pieces: list[_Piece] = []
         self._last: dict[int, _Piece] = {}  # choice → the piece that its next delta is added to
 
     def __bool__(self) -> bool:
@@ -117,7 +119,7 @@ class DeltaBuffer:
 
     def pop(self) -> Delta:
         """Remove the oldest piece and return it as one delta."""
-        piece = self._pieces.popleft()
+        piece = self._pieces.pop(0)
         if self._last[piece.choice] is piece:
             del self._last[piece.choice]
         self.size -= piece.size

@@ -62,6 +62,29 @@ class StreamWriter:
     of the server. What comes from workers' records does not count: see `ReplayRoom`.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_at_once",
+        "_bounds",
+        "_buffer",
+        "_call",
+        "_changed",
+        "_context",
+        "_drain_s",
+        "_draining",
+        "_group",
+        "_has_head",
+        "_has_message",
+        "_is_closed",
+        "_is_writing",
+        "_items",
+        "_room",
+        "_send_on",
+        "_watch",
+        "_writing",
+        "_written_count",
+    )
+
     def __init__(self, call: Call, context: Context, bounds: ClientBounds, at_once: AtOnce | None = None) -> None:
         """`at_once`: the context, if its server sends without waiting."""
         self._call = call
@@ -71,7 +94,7 @@ class StreamWriter:
         self._context = context
         self._bounds = bounds
         self._buffer = DeltaBuffer()
-        self._changed = asyncio.Event()
+        self._changed: asyncio.Event | None = None  # Made when the writer first waits: most streams have none.
         self._is_closed = False
         self._is_writing = False
         self._writing: asyncio.Task[None] | None = None
@@ -111,7 +134,7 @@ class StreamWriter:
         added = self._buffer.add(delta)
         if self._room is not None:
             self._room.add(delta, added)
-        self._changed.set()
+        self._wake()
         if self._writing is None:
             self._begin()
         if self._buffer.size > self._bounds.buffer_bytes_max and self._call.ending.failure is None:
@@ -120,6 +143,10 @@ class StreamWriter:
     def _on_full(self) -> None:
         """The client is slow: what follows waits in the buffer."""
         self._send_on = None
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
 
     def _on_much_unread(self) -> None:
         bytes_max = self._bounds.buffer_bytes_max + (0 if self._room is None else self._room.size)
@@ -184,7 +211,7 @@ class StreamWriter:
     def _close(self) -> None:
         """No more tokens come. The client has a bounded time to read the rest, or no time if it has stalled."""
         self._is_closed = True
-        self._changed.set()
+        self._wake()
         self._drain_s = 0.0 if self._has_stalled else self._bounds.drain_s(self._buffer.size)
         self._draining.reschedule(asyncio.get_running_loop().time() + self._drain_s)
 
@@ -215,6 +242,8 @@ class StreamWriter:
     async def _next_delta(self) -> Delta | None:
         """Wait for tokens and return them; None after the last."""
         while not self._buffer and not self._is_closed:
+            if self._changed is None:
+                self._changed = asyncio.Event()
             self._changed.clear()
             await self._changed.wait()
         return self._buffer.pop() if self._buffer else None

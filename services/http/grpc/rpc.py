@@ -29,6 +29,8 @@ from services.http.grpc.messages import (
 from services.http.grpc.metadata import Metadata, RpcError, metadata_in, timeout_s_in
 from services.runtime.loop import clock
 
+_READ = MessageReader()
+"""That of all requests whose only message was read. Nothing is fed to it."""
 DEADLINE_LATE_S = 0.1
 """How long after its deadline a handler is cancelled. One that watches the deadline itself has a better answer."""
 UNDECODABLE = "the request cannot be decoded: send a message of the type that the .proto file names"
@@ -179,7 +181,7 @@ class Rpc(ABC):
         try:
             if self.asked.fault is not None:
                 raise self.asked.fault
-            await self._within_deadline(context)
+            await (self._serve(context) if self.asked.deadline is None else self._within_deadline(context))
         except RpcError as error:
             self.end(error.code, error.message, (*context.trailing, *error.trailing))
             # Break the cycle: it need not wait for the garbage collector.
@@ -194,9 +196,7 @@ class Rpc(ABC):
             self.end(context.status, context.message, context.trailing, now=context.drops_unsent)
 
     async def _within_deadline(self, context: "RpcContext") -> None:
-        if self.asked.deadline is None:
-            await self._serve(context)
-            return
+        assert self.asked.deadline is not None, "there is one"
         try:
             async with asyncio.timeout_at(self.asked.deadline + DEADLINE_LATE_S) as scope:
                 await self._serve(context)
@@ -207,7 +207,11 @@ class Rpc(ABC):
 
     async def _serve(self, context: "RpcContext") -> None:
         method = self.asked.method
-        first = self._requests() if method.is_request_streamed else await self.read()
+        if method.is_request_streamed:
+            first: Any = self._requests()
+        else:
+            first = await self.read()
+            self.asked.reader = _READ  # An answer may take minutes.
         running = method.behaviour(first, context)
         if isinstance(running, AsyncGenerator):
             async with aclosing(running) as messages:

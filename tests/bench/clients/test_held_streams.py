@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from bench.clients.held_streams import HeldHttp, HeldRpcs, HeldStreams
-from bench.clients.wires import DATA, END_STREAM, GOAWAY, HEADERS, RST_STREAM, frame
+from bench.clients.wires import DATA, END_STREAM, GOAWAY, HEADERS, RST_STREAM, frame, literal
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 MESSAGE = b"the request"
@@ -147,7 +147,8 @@ def test_rpcs_share_connections_and_each_has_its_own_gaps() -> None:
     ("frames", "why", "lost"),
     [
         (frame(RST_STREAM, 0, 1, bytes(4)), "RST_STREAM", 1),
-        (frame(HEADERS, END_STREAM, 1, b"trailers"), "b'trailers'", 1),
+        (frame(HEADERS, END_STREAM, 1, literal(b"grpc-status", b"14")), "grpc-status 14", 1),
+        (frame(HEADERS, END_STREAM, 1, b""), "no status", 1),
         (frame(GOAWAY, 0, 0, bytes(8)), "GOAWAY", 2),
     ],
 )
