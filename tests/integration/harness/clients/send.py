@@ -80,9 +80,12 @@ async def _answer_grpc(address: str, request: Request, on_tokens: OnTokens) -> A
 
 
 def refusal_from(error: grpc.aio.AioRpcError, received: str = "") -> Refused:
-    """Return the status and its ErrorInfo in the form of the HTTP error envelope."""
+    """Return the status and its ErrorInfo in the form of the HTTP error envelope.
+
+    Without one, the client's own library has made it, and its text names the address that the client has dialled.
+    """
     status = rpc_status.from_call(error)
-    fields: dict[str, Any] = {"message": error.details(), "code": None}
+    fields: dict[str, Any] = {"message": "" if status is None else error.details(), "code": None}
     for detail in status.details if status is not None else ():
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
         if detail.Unpack(info):
