@@ -1,6 +1,7 @@
 """Clients in other languages need only the published proto file, and lose nothing when their worker is killed."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from tests.clients.conftest import need
 from tests.clients.support.cluster import Cluster
 from tests.clients.support.programs import Reported, run, steps
-from tests.clients.support.toolchains import CLIENTS, Client
+from tests.clients.support.toolchains import CLIENTS, CONNECT, Client
+from tests.integration.harness.plane.processes import Frontend
 from tests.integration.harness.waiting import wait_until
 
 TOKENS = 120
@@ -21,8 +23,26 @@ def test_client_generated_from_the_proto_file_completes_every_step(cluster: Clus
     """On both ports: that of grpc.aio's server, and that of our own."""
     need(client.missing)
     frontend = cluster.plane.frontend
-    command = [*client.command(), frontend.grpc if port == "grpc" else frontend.http.removeprefix("http://")]
-    moves = len(frontend.moves(f"{client.name}-lost_worker"))
+    check_steps(cluster, client.name, [*client.command(), frontend.grpc if port == "grpc" else address(frontend)])
+
+
+def test_client_of_grpc_web_completes_every_step_over_http1(cluster: Cluster) -> None:
+    """Connect's client for pages, with Node's `fetch`."""
+    need(CONNECT.missing)
+    check_steps(cluster, "connect", [*CONNECT.command(), "--web", address(cluster.plane.frontend)])
+
+
+def address(frontend: Frontend) -> str:
+    """The HTTP port of a frontend as HOST:PORT."""
+    return frontend.http.removeprefix("http://")
+
+
+def check_steps(cluster: Cluster, name: str, command: list[str]) -> None:
+    """Run the program of a client, whose request ids begin with `name`, and check each step that it reports."""
+    frontend = cluster.plane.frontend
+    moves = len(frontend.moves(f"{name}-lost_worker"))
+    cancel = {"request_id": f"{name}-cancel", "outcome": "CANCELLED"}
+    cancels = len(frontend.events("request", **cancel))
 
     reported = asyncio.run(run(cluster, command))
 
@@ -34,15 +54,24 @@ def test_client_generated_from_the_proto_file_completes_every_step(cluster: Clus
     assert reported["deadline"]["tokens"] > 0
     assert reported["deadline"].get("reason") in (None, "DEADLINE_EXCEEDED"), "the client's own timer may fire first"
     assert reported["lost_worker"] == reported["stream"]
-    (move,) = frontend.moves(f"{client.name}-lost_worker")[moves:]
+    (move,) = frontend.moves(f"{name}-lost_worker")[moves:]
     assert move["reason"] == "DISCONNECTED"
-    cancelled = {"request_id": f"{client.name}-cancel", "outcome": "CANCELLED"}
-    wait_until(lambda: cluster.plane.frontend.events("request", **cancelled))
+    wait_until(lambda: len(frontend.events("request", **cancel)) > cancels)
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
 def test_client_resumes_at_another_frontend_when_its_own_is_killed(cluster: Cluster, client: Client) -> None:
     need(client.missing)
+    check_resume(cluster, client.command(), lambda frontend: frontend.grpc)
+
+
+def test_client_of_grpc_web_resumes_at_another_frontend_when_its_own_is_killed(cluster: Cluster) -> None:
+    need(CONNECT.missing)
+    check_resume(cluster, [*CONNECT.command(), "--web"], address)
+
+
+def check_resume(cluster: Cluster, command: list[str], address_of: Callable[[Frontend], str]) -> None:
+    """Run the program with two frontends, of which the first is killed, and check that nothing was lost."""
 
     async def test() -> tuple[Reported, float]:
         first = await cluster.another_frontend()
@@ -51,7 +80,7 @@ def test_client_resumes_at_another_frontend_when_its_own_is_killed(cluster: Clus
             first.kill()
 
         before = await cluster.generated()
-        reported = await steps([*client.command(), first.grpc, cluster.plane.frontend.grpc], kill)
+        reported = await steps([*command, address_of(first), address_of(cluster.plane.frontend)], kill)
         assert first.status() is not None
         return reported, await cluster.generated() - before
 

@@ -50,6 +50,18 @@ def test_stock_sdk_needs_only_the_servers_address(cluster: Cluster, sdk: Client)
     assert move["reason"] == "DISCONNECTED"
 
 
+def test_openai_package_speaks_http2_by_an_option_of_httpx_alone(cluster: Cluster) -> None:
+    frontend = cluster.plane.frontend
+
+    reported = asyncio.run(run(cluster, [*OPENAI_PYTHON.command(), "--http2", f"{frontend.http}/v1"]))
+
+    assert reported["named"]["http_version"] == "HTTP/2"
+    assert reported.keys() >= NEEDED
+    check(reported, frontend)
+    (move,) = frontend.moves(request_id(reported["lost_worker"]))
+    assert move["reason"] == "DISCONNECTED"
+
+
 @pytest.mark.parametrize("status", [503, 429])
 def test_openai_package_distinguishes_failures_and_retries_when_told_to(cluster: Cluster, status: int) -> None:
     frontend = asyncio.run(cluster.another_frontend(f"--overload-status-code={status}"))

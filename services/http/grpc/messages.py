@@ -114,5 +114,6 @@ def compressed(message: bytes) -> bytes:
 
 def wants_gzip(headers: Mapping[str, str]) -> bool:
     """Whether messages to this client are compressed: it compresses its own, and says that it takes others."""
-    accepted = headers.get("grpc-accept-encoding", GZIP).split(",")
-    return headers.get("grpc-encoding") == GZIP and GZIP in [one.strip() for one in accepted]
+    if headers.get("grpc-encoding") != GZIP:
+        return False
+    return GZIP in [one.strip() for one in headers.get("grpc-accept-encoding", GZIP).split(",")]

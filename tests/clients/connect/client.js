@@ -1,10 +1,11 @@
-// A gRPC client with Connect's stubs: `node client.js HOST:PORT [HOST:PORT]`. See buf.gen.yaml for how to generate the stubs
-// from the published proto file.
+// A gRPC client with Connect's stubs: `node client.js [--web] HOST:PORT [HOST:PORT]`. See buf.gen.yaml for how to generate the
+// stubs from the published proto file. With --web it is a client of gRPC-Web over HTTP/1.1, as a page is.
 //
 // It prints a line of JSON for each step. With the addresses of two frontends, it only loses the first one: see resume.js.
 import { durationMs } from "@bufbuild/protobuf/wkt";
 import { Code, ConnectError, createClient } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
+import { createGrpcWebTransport } from "@connectrpc/connect-web";
 import { ErrorInfoSchema, RetryInfoSchema } from "./gen/google/rpc/error_details_pb.js";
 import { FinishReason, FinishReasonSchema, Inference } from "./gen/unbroken/v1/inference_pb.js";
 import { generate as generateKept } from "./resume.js";
@@ -17,11 +18,13 @@ const ENOUGH = 5;
 const DEADLINE_MS = 60_000;
 const SHORT_DEADLINE_MS = 2_000;
 
-const urls = process.argv.slice(2).map((address) => `http://${address}`);
+const isWeb = process.argv[2] === "--web";
+const urls = process.argv.slice(isWeb ? 3 : 2).map((address) => `http://${address}`);
 const sessionManagers = urls.map((url) => new Http2SessionManager(url)); // Passed in so that they can be closed at the end.
-const clients = urls.map((baseUrl, index) =>
-  createClient(Inference, createGrpcTransport({ baseUrl, sessionManager: sessionManagers[index] })),
+const transports = urls.map((baseUrl, index) =>
+  isWeb ? createGrpcWebTransport({ baseUrl }) : createGrpcTransport({ baseUrl, sessionManager: sessionManagers[index] }),
 );
+const clients = transports.map((transport) => createClient(Inference, transport));
 const [client] = clients;
 
 /** The stream broke a rule of inference.proto, so what was received is not the answer. */

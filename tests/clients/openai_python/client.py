@@ -1,6 +1,7 @@
-"""The `openai` package with only its base URL changed: `client.py http://HOST:PORT/v1`.
+"""The `openai` package with only its base URL changed: `client.py [--http2] http://HOST:PORT/v1`.
 
-It prints a line of JSON for each step. See failures.py for errors.
+With --http2 it speaks HTTP/2, which httpx offers, by prior knowledge. It prints a line of JSON for each step. See
+failures.py for errors.
 """
 
 import asyncio
@@ -8,7 +9,7 @@ import json
 import sys
 from typing import Any
 
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 
 MODEL = "mocker"
 ENOUGH = 5
@@ -27,16 +28,19 @@ STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": 
 
 def main() -> None:
     """Run each step once."""
-    with OpenAI(base_url=sys.argv[1], api_key="none") as client:
+    *options, base_url = sys.argv[1:]
+    http2 = {"http1": False, "http2": True} if options == ["--http2"] else None
+    http_client = None if http2 is None else DefaultHttpxClient(**http2)
+    with OpenAI(base_url=base_url, api_key="none", http_client=http_client) as client:
         models(client)
         report("unary", **summarize(client.chat.completions.create(**QUESTION)))
         report("stream", **read_answer(client.chat.completions.create(**QUESTION, **STREAMED)))
         named(client)
         choices(client)
         logprobs(client)
-        abort(client)
+        abort(client, is_told=http2 is None)
         lost_worker(client)
-    asyncio.run(run_async(sys.argv[1]))
+    asyncio.run(run_async(base_url, None if http2 is None else DefaultAsyncHttpxClient(**http2)))
 
 
 def models(client: OpenAI) -> None:
@@ -48,7 +52,8 @@ def named(client: OpenAI) -> None:
     """Set the request id. The server returns it as a header and as a part of the answer's id."""
     given = "openai_python-named"
     response = client.chat.completions.with_raw_response.create(**SHORT, extra_headers={"X-Request-Id": given})
-    report("named", given=given, request_id=response.headers["x-request-id"], id=response.parse().id)
+    request_id, version = response.headers["x-request-id"], response.http_response.http_version
+    report("named", given=given, request_id=request_id, id=response.parse().id, http_version=version)
 
 
 def choices(client: OpenAI) -> None:
@@ -77,10 +82,16 @@ def logprobs(client: OpenAI) -> None:
     report("logprobs", text=answer.message.content, unary=unary, stream=stream)
 
 
-def abort(client: OpenAI) -> None:
-    """Close a stream after its first chunk. The worker stops within two steps."""
+def abort(client: OpenAI, *, is_told: bool) -> None:
+    """Close a stream after its first chunk. The worker stops within two steps.
+
+    `is_told`: the server hears of it. Over HTTP/2 httpx only forgets the stream, so the request is cancelled by its id.
+    """
     with client.chat.completions.create(**ENDLESS, stream=True) as chunks:
-        report("abort", id=next(chunks).id)
+        name = next(chunks).id
+    if not is_told:
+        client.post(f"/requests/{name.removeprefix('chatcmpl-')}/cancel", cast_to=object)
+    report("abort", id=name)
 
 
 def lost_worker(client: OpenAI) -> None:
@@ -88,9 +99,10 @@ def lost_worker(client: OpenAI) -> None:
     report("lost_worker", **read_answer(client.chat.completions.create(**QUESTION, **STREAMED), reports_begin=True))
 
 
-async def run_async(base_url: str) -> None:
+async def run_async(base_url: str, http_client: DefaultAsyncHttpxClient | None) -> None:
     """Use the async client, and the older completions endpoint, which takes text instead of messages."""
-    async with AsyncOpenAI(base_url=base_url, api_key="none") as client, asyncio.TaskGroup() as group:
+    client = AsyncOpenAI(base_url=base_url, api_key="none", http_client=http_client)
+    async with client, asyncio.TaskGroup() as group:
         for kind, create, asked in (
             ("async", client.chat.completions.create, QUESTION),
             ("completion", client.completions.create, PROMPT),

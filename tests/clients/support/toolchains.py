@@ -156,6 +156,12 @@ def go(folder: Path) -> list[str]:
     return [str(folder / "client")]
 
 
+def go_program(folder: Path) -> list[str]:
+    """Build a program that needs no generated code."""
+    run("go", "build", "-o", "client", ".", cwd=folder)
+    return [str(folder / "client")]
+
+
 def node(folder: Path) -> list[str]:
     """Install the packages. No stubs are generated, because the program reads the proto file."""
     return [*node_sdk(folder), f"--proto={folder / 'proto'}"]
@@ -205,11 +211,14 @@ def schemathesis(folder: Path) -> list[str]:
 GRPCURL = Client("grpcurl", ("go",), go_tool("grpcurl"))
 H2SPEC = Client("h2spec", ("go",), go_tool("h2spec"))
 GRPC_INTEROP = Client("grpc_interop", ("go",), go_tool("client"))
+GZIP_GO = Client("gzip_go", ("go",), go_program)
+"""Takes the address of a server of gRPC's test service."""
+CONNECT = Client("connect", ("node", "npm"), connect)
 CLIENTS = (
     Client("python", (), python),
     Client("go", ("go",), go),
     Client("node", ("node", "npm"), node),
-    Client("connect", ("node", "npm"), connect),
+    CONNECT,
     Client("java", ("java", "javac", "mvn"), java),
 )
 OPENAI_PYTHON = Client("openai_python", (), python_sdk)

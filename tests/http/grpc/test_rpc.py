@@ -8,8 +8,9 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from services.core.bounded_executor import BoundedExecutor
 from services.core.client_flow import ClientBounds
-from services.http.grpc.messages import COMPRESSED_BYTES_MIN, MESSAGE_BYTES_MAX
+from services.http.grpc.messages import COMPRESSED_BYTES_MIN, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX
 from services.http.grpc.metadata import RpcError, message_in
 from services.http.h2.wire.frames import DATA, END_STREAM, ErrorCode, frame, rst_stream, window_update
 from services.http.server.config import HttpConfig
@@ -226,18 +227,45 @@ def test_gzip_both_ways_with_grpcio(size: int) -> None:
     run(test)
 
 
-def test_client_that_compresses_gets_large_messages_compressed() -> None:
+@pytest.mark.parametrize("size", [50_000, INLINE_BYTES_MAX + 1])
+@pytest.mark.parametrize(
+    ("accepted", "is_compressed"),
+    [({}, True), ({"grpc-accept-encoding": "identity, gzip"}, True), ({"grpc-accept-encoding": "deflate"}, False)],
+)
+def test_client_that_compresses_gets_large_messages_compressed(
+    size: int, accepted: dict[str, str], is_compressed: bool
+) -> None:
     async def test() -> None:
         async with serving_rpcs() as serving, raw_client(serving) as client:
-            asked = serving.service.types["SimpleRequest"](response_size=50_000).SerializeToString()
+            asked = serving.service.types["SimpleRequest"](response_size=size).SerializeToString()
             content = message(gzip.compress(asked), flag=1)
-            answer = await client.answer(client.post(UNARY_CALL, content, HEADERS | {"grpc-encoding": "gzip"}))
+            headers = HEADERS | {"grpc-encoding": "gzip"} | accepted
+            answer = await client.answer(client.post(UNARY_CALL, content, headers))
 
-        assert answer.headers["grpc-encoding"] == "gzip"
-        assert answer.body[0] == 1
-        assert len(answer.body) < 1_000
+        assert answer.headers.get("grpc-encoding") == ("gzip" if is_compressed else None)
+        assert answer.body[0] == is_compressed
+        assert (len(answer.body) < 1_000) == is_compressed
 
     run(test)
+
+
+def test_large_messages_are_refused_and_sent_as_they_are_while_too_many_are_compressed() -> None:
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving) as client:
+            serving.routes.compression._executor = BoundedExecutor(places=0)
+            types, headers = serving.service.types, HEADERS | {"grpc-encoding": "gzip"}
+            large = types["SimpleRequest"](payload={"body": bytes(2 * INLINE_BYTES_MAX)}).SerializeToString()
+            refused = await client.answer(client.post(UNARY_CALL, message(gzip.compress(large), flag=1), headers))
+            asked = types["SimpleRequest"](response_size=2 * INLINE_BYTES_MAX).SerializeToString()
+            answer = await client.answer(client.post(UNARY_CALL, message(asked), headers))
+
+        assert refused.headers["grpc-status"] == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+        assert answer.trailers["grpc-status"] == "0"
+        assert answer.body[0] == 0
+
+    with capture_logs() as logs:
+        run(test)
+    assert logs == []
 
 
 def test_message_that_expands_beyond_its_bound_is_refused() -> None:

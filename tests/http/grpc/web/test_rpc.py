@@ -308,6 +308,27 @@ def test_client_that_does_not_read_is_cut(version: str) -> None:
     assert [entry["reason"] for entry in logs if entry["event"] == "client cut"] == ["SLOW_CLIENT"]
 
 
+def test_answer_of_a_client_that_does_not_read_is_cut_when_its_handler_gives_up(version: str) -> None:
+    async def test(serving: Any) -> None:
+        async def give_up(request: Any, context: Any) -> None:
+            context.send(serving.service.types["StreamingOutputCallResponse"]())
+            context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
+            context.drops_unsent = True
+
+        serving.routes.methods[OUTPUT_CALL].behaviour = give_up
+        if version == "HTTP/1.1":
+            reader, writer = await serving.server.connect()
+            writer.write(http1(OUTPUT_CALL, message(b"")))
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+                await reader.readuntil(b"\r\n0\r\n\r\n")
+        else:
+            async with raw_client(serving) as client:
+                answer = await client.answer(client.post(OUTPUT_CALL, message(b""), BINARY))
+                assert (answer.reset, answer.has_ended) == (ErrorCode.CANCEL, False)
+
+    call(test)
+
+
 async def until_cut(serving: Any) -> None:
     while not len(serving.context.clients):
         await asyncio.sleep(0.001)

@@ -1,0 +1,68 @@
+"""curl streams a chat over HTTP/2 by prior knowledge, and notices nothing when the worker is killed."""
+
+import asyncio
+import json
+from asyncio.subprocess import PIPE
+from typing import Any
+
+from tests.clients.conftest import need
+from tests.clients.support.cluster import Cluster
+from tests.clients.support.programs import CLIENT_S_MAX
+from tests.clients.support.toolchains import missing
+
+ENOUGH = 5
+ASKED = {
+    "model": "mocker",
+    "messages": [{"role": "user", "content": "Why does the moon have phases?"}],
+    "max_tokens": 120,
+    "temperature": 0.8,
+    "seed": 8,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+
+
+def test_curl_streams_over_http2_though_the_worker_is_killed(cluster: Cluster) -> None:
+    need(missing("curl"))
+
+    async def test() -> tuple[list[Any], list[Any]]:
+        await cluster.fill()
+        undisturbed = await events(cluster, is_disturbed=False)
+        return undisturbed, await events(cluster, is_disturbed=True)
+
+    undisturbed, disturbed = asyncio.run(test())
+
+    assert len(undisturbed) > ENOUGH
+    assert answer_of(disturbed) == answer_of(undisturbed)
+    assert answer_of(disturbed)[1]["completion_tokens"] == 120
+    (move,) = cluster.plane.frontend.moves(disturbed[0]["id"].removeprefix("chatcmpl-"))
+    assert move["reason"] == "DISCONNECTED"
+
+
+async def events(cluster: Cluster, *, is_disturbed: bool) -> list[Any]:
+    """The events of one answer. `is_disturbed`: its worker is killed after ENOUGH of them."""
+    url = f"{cluster.plane.frontend.http}/v1/chat/completions"
+    words = ["curl", "-sN", "--fail", "--http2-prior-knowledge", "-w", "%{stderr}%{http_version}"]
+    headers = ["-H", "content-type: application/json"]
+    process = await asyncio.create_subprocess_exec(
+        *words, *headers, "-d", json.dumps(ASKED), url, stdout=PIPE, stderr=PIPE
+    )
+    assert process.stdout is not None
+    read: list[str] = []
+    async with asyncio.timeout(CLIENT_S_MAX):
+        while line := await process.stdout.readline():
+            if line.startswith(b"data: "):
+                read.append(line.decode().removeprefix("data: ").strip())
+                if is_disturbed and len(read) == ENOUGH:
+                    await cluster.kill_busy()
+        _, said = await process.communicate()
+    assert (process.returncode, said) == (0, b"2")
+    *found, done = read
+    assert done == "[DONE]"
+    return [json.loads(event) for event in found]
+
+
+def answer_of(found: list[Any]) -> tuple[str, Any]:
+    """The text and the usage."""
+    texts = [choice["delta"].get("content") or "" for event in found for choice in event["choices"]]
+    return "".join(texts), found[-1]["usage"]
