@@ -20,8 +20,9 @@ import asyncio, importlib, pkgutil, sys
 import grpc
 import google.protobuf
 import services.stubs
+from grpc_status import rpc_status
 from services.core.errors import Failure, Reason
-from services.rpc.status import CHANNEL_OPTIONS, SERVER_OPTIONS, abort, failure_of
+from services.rpc.status import CHANNEL_OPTIONS, failure_of, status_of
 from tests.support.clock import WAIT_S
 for module in pkgutil.iter_modules(services.stubs.__path__):
     importlib.import_module(f"services.stubs.{module.name}")
@@ -32,10 +33,11 @@ class Server(RegistryServicer):
     async def List(self, request, context):
         return ListResponse(instances=[Instance(instance_id="é", address="h:1")], revision=2**62)
     async def Drain(self, request, context):
-        await abort(context, Failure(Reason.DRAINING, "leaving", retry_after_s=1.5))
+        status = rpc_status.to_status(status_of(Failure(Reason.DRAINING, "leaving", retry_after_s=1.5)))
+        await context.abort(status.code, status.details, status.trailing_metadata)
 
 async def main():
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = grpc.aio.server()
     add_RegistryServicer_to_server(Server(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

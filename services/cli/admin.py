@@ -21,14 +21,14 @@ admin_options = combined(
         "--admin-listen",
         "DYN_ADMIN_LISTEN",
         type=Address(),
-        help="Address of the HTTP admin API: /busy_threshold, with /health, /live, /metrics and /openapi.json. Default:"
-        " the address for clients, or none with --admin-grpc-listen.",
+        help="Address of the admin API, over HTTP and gRPC: /busy_threshold, with /health, /live, /metrics and"
+        " /openapi.json, and the service Admin. Default: the addresses for clients.",
     ),
     env_option(
         "--admin-grpc-listen",
         "DYN_ADMIN_GRPC_LISTEN",
         type=Address(),
-        help="Address of the gRPC service Admin. Default: the address for clients, or none with --admin-listen.",
+        help="Second address of the admin API, over HTTP and gRPC as well. Default: the addresses for clients.",
     ),
     env_option(
         "--admin-token",

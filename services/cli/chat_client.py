@@ -93,9 +93,7 @@ class Conversation:
             raise ChatError(f"{self._config.url} does not answer in time") from error
         except (aiohttp.ClientResponseError, aiohttp.ClientConnectionResetError) as error:
             # The second: if the server sends first, aiohttp closes the connection before it writes the request.
-            raise ChatError(
-                f"{self._config.url} does not speak the HTTP API of a frontend: is it the gRPC port?"
-            ) from error
+            raise ChatError(f"{self._config.url} does not speak the HTTP API of a frontend") from error
         except aiohttp.ClientError as error:
             raise ChatError(
                 f"cannot connect to {self._config.url}: {_why_not(error)}\nIs it running? `unbroken up` starts it."

@@ -45,14 +45,14 @@ def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
     "DYN_GRPC_LISTEN",
     default="127.0.0.1:50051",
     type=Address(),
-    help="Address of the gRPC service. Port 0: any free port.",
+    help="Address for clients of gRPC. Like the other one, it serves HTTP/1.1, HTTP/2 and gRPC. Port 0: any free port.",
 )
 @env_option(
     "--http-listen",
     "DYN_HTTP_LISTEN",
     default="127.0.0.1:8000",
     type=Address(),
-    help="Address of the HTTP API. Port 0: any free port.",
+    help="Address for clients of the HTTP API. It serves gRPC as well. Port 0: any free port.",
 )
 @env_option(
     "--processes",

@@ -1,4 +1,4 @@
-"""The frontend process: starts and stops discovery, sessions, the pipeline, and the gRPC and HTTP servers, in order.
+"""The frontend process: starts and stops discovery, sessions, the pipeline, and the servers of clients, in order.
 
 Stop (SIGTERM): report not ready → refuse new requests → let streams finish within `drain_timeout_s` → fail the rest
 with DRAINING, which their clients see → close.
@@ -7,7 +7,7 @@ with DRAINING, which their clients see → close.
 import asyncio
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from services.core.model_card import ModelCard
 from services.discovery.watcher import Watcher
 from services.frontend.api.admin.admin import Admin, AdminConfig
 from services.frontend.api.admin.grpc_service import SERVICE as ADMIN_SERVICE
-from services.frontend.api.admin.grpc_service import AdminService, AdminTokenInterceptor, admin_guard
+from services.frontend.api.admin.grpc_service import AdminService, admin_guard
 from services.frontend.api.build import build_admin_app, build_app
 from services.frontend.control import Canceller, FrontendControl, LocalControl
 from services.frontend.layers.transport import Transport
@@ -39,17 +39,16 @@ from services.frontend.routing.rejection import no_workers
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.frontend.session.pool import Pool, PoolConfig
 from services.http.app import HttpApp
+from services.http.connection_metrics import ConnectionMetrics
 from services.http.grpc.routes import GrpcRoutes
 from services.http.grpc.web.routes import WebRoutes
 from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
 from services.http.server.cork import Cork
-from services.http.server.listener import http_server
+from services.http.server.listener import Listen, http_server
 from services.models.tokenizers import Vocabulary
-from services.rpc.connections import ConnectionMetrics
+from services.rpc.common_services import CommonServices
 from services.rpc.inference_service import InferenceService
-from services.rpc.server import GrpcServer
-from services.runtime.listen import split_listen
 from services.runtime.process import write_atomically
 from services.runtime.tasks import root_cause
 from services.stubs import admin_pb2_grpc, inference_pb2_grpc
@@ -57,8 +56,9 @@ from services.stubs import admin_pb2_grpc, inference_pb2_grpc
 log = structlog.get_logger()
 
 LEAVE_S = 1.0
-"""How long streams that are failed at the end of the drain may take to leave the pipeline. Afterwards the grace periods
-of both servers still let their clients read the reason."""
+"""How long streams that are failed at the end of the drain may take to leave the pipeline. Afterwards the grace period
+of the server still lets their clients read the reason."""
+SERVICE = "unbroken.v1.Inference"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,24 +146,16 @@ class Frontend:
         self._app = build_app(
             pipeline, self._served, self._control, config.http, on_refused, finder, admin, self._metrics
         )
-        cancel = Canceller(self._control, finder).cancel
-        self._server = _grpc_server(["unbroken.v1.Inference"], admin, is_shared=self._is_shared)
-        self._metrics.registry.register(ConnectionMetrics(config.metrics_prefix, self._server))
-        bounds, keep = config.http.client, config.http.keep
-        inference_pb2_grpc.add_InferenceServicer_to_server(
-            InferenceService(pipeline, self._gate, on_refused, bounds, cancel, finder, keep), self._server.server
-        )
         self._clients: list[Clients] = []
+        self._metrics.registry.register(ConnectionMetrics(config.metrics_prefix, self._clients))
+        bounds, cancel = config.http.client, Canceller(self._control, finder).cancel
+        service = InferenceService(pipeline, self._gate, on_refused, bounds, cancel, finder, config.http.keep)
         self._rpcs = GrpcRoutes(bounds)
-        inference_pb2_grpc.add_InferenceServicer_to_server(
-            InferenceService(pipeline, self._gate, on_refused, bounds, cancel, finder, keep, sends_at_once=True),
-            self._rpcs,  # type: ignore[arg-type]  # It has the methods that generated code calls.
-        )
-        self._server.add_common_services(self._rpcs)
+        self._rpcs.add(inference_pb2_grpc.add_InferenceServicer_to_server, service)
+        self._common = CommonServices([SERVICE], always=[] if admin is None else [ADMIN_SERVICE])
+        self._common.add_to(self._rpcs)
         if admin is not None:
-            self._rpcs.guard(ADMIN_SERVICE, admin_guard(admin))
-            admin_pb2_grpc.add_AdminServicer_to_server(AdminService(admin), self._rpcs)  # type: ignore[arg-type]
-        WebRoutes(self._rpcs, config.http.body_bytes_max).add_to(self._app.routes)
+            _add_admin(self._rpcs, admin)
 
     def _pipeline(self) -> Layer:
         layers = frontend_layers(
@@ -215,31 +207,33 @@ class Frontend:
                     await self._pool.next_change.wait()
 
     async def _listen(self, servers: AsyncExitStack) -> dict[str, str]:
-        """Start all servers. Those for operators start first and therefore close last. Returns the real addresses."""
-        config, admin, addresses = self._config, self._config.admin, {}
-        if admin.is_on and admin.grpc_listen is not None:
-            server = await servers.enter_async_context(_grpc_server([], self._admin, is_shared=self._is_shared))
-            addresses["admin_grpc"] = await server.start(admin.grpc_listen, option="--admin-grpc-listen")
-            await server.set_serving(is_serving=True)
-        if admin.is_on and admin.listen is not None:
+        """Start the servers. That of operators starts first and therefore closes last. Returns the real addresses."""
+        config, addresses = self._config, {}
+        if listens := _admin_listens(config.admin):
             app = build_admin_app(self._admin, self._served, self._control, config.http)
-            addresses["admin_http"] = await self._start_http(servers, app, admin.listen, "--admin-listen")
-        await servers.enter_async_context(self._server)
-        addresses["grpc"] = await self._server.start(config.grpc_listen, option="--grpc-listen")
-        addresses["http"] = await self._start_http(servers, self._app, config.http_listen, "--http-listen", self._rpcs)
-        return addresses
+            common, rpcs = CommonServices([], always=[ADMIN_SERVICE]), GrpcRoutes(config.http.client)
+            await common.set_serving(is_serving=True)
+            common.add_to(rpcs)
+            _add_admin(rpcs, self._admin)
+            addresses = await self._start(servers, app, rpcs, listens)
+        await self._common.set_serving(is_serving=False)
+        listens = {
+            "grpc": Listen(config.grpc_listen, "gRPC", "--grpc-listen"),
+            "http": Listen(config.http_listen, "HTTP", "--http-listen"),
+        }
+        return addresses | await self._start(servers, self._app, self._rpcs, listens)
 
-    async def _start_http(
-        self, servers: AsyncExitStack, app: HttpApp, listen: str, option: str, rpcs: GrpcRoutes | None = None
-    ) -> str:
-        """Serve until `servers` close. Returns the real address."""
-        host, port = split_listen(listen)
+    async def _start(
+        self, servers: AsyncExitStack, app: HttpApp, rpcs: GrpcRoutes, listens: Mapping[str, Listen]
+    ) -> dict[str, str]:
+        """Serve at all addresses until `servers` close. Returns the real addresses, by the names of `listens`."""
+        WebRoutes(rpcs, app.body_bytes_max).add_to(app.routes)
         serving = http_server(
-            app, self._config.http, host, port, option=option, is_shared=self._is_shared, cork=self._cork, rpcs=rpcs
+            app, self._config.http, *listens.values(), is_shared=self._is_shared, cork=self._cork, rpcs=rpcs
         )
         server = await servers.enter_async_context(serving)
         self._clients.append(server.context.clients)
-        return f"{host}:{server.port}"
+        return dict(zip(listens, server.addresses, strict=True))
 
     @property
     def _is_shared(self) -> bool:
@@ -249,13 +243,13 @@ class Frontend:
         """Keep the gRPC health service equal to `/health`: SERVING while at least one model can be served."""
         while True:
             change = self._pool.next_change
-            await self._server.set_serving(is_serving=bool(self._pool.served_cards()) and not self._gate.is_draining)
+            await self._common.set_serving(is_serving=bool(self._pool.served_cards()) and not self._gate.is_draining)
             await change.wait()
 
     async def _drain(self) -> None:
         log.info("draining", streams=self._gate.count, grace_s=self._config.drain_timeout_s)
         self._gate.is_draining = True
-        await self._server.set_serving(is_serving=False)
+        await self._common.set_serving(is_serving=False)
         for clients in self._clients:
             clients.drain()
         if not await self._gate.wait_quiet(self._config.drain_timeout_s):
@@ -264,11 +258,20 @@ class Frontend:
             await self._gate.wait_quiet(LEAVE_S)
 
 
-def _grpc_server(services: Sequence[str], admin: Admin | None, *, is_shared: bool) -> GrpcServer:
-    """Build a server for `services`, and for the Admin service if `admin` is given."""
-    if admin is None:
-        return GrpcServer(services, is_shared=is_shared)
-    guards = [AdminTokenInterceptor(admin)]
-    server = GrpcServer(services, always=[ADMIN_SERVICE], guards=guards, is_shared=is_shared)
-    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(admin), server.server)
-    return server
+def _add_admin(rpcs: GrpcRoutes, admin: Admin) -> None:
+    """Serve the Admin service too, to callers with its token."""
+    rpcs.guard(ADMIN_SERVICE, admin_guard(admin))
+    rpcs.add(admin_pb2_grpc.add_AdminServicer_to_server, AdminService(admin))
+
+
+def _admin_listens(admin: AdminConfig) -> dict[str, Listen]:
+    """The addresses for operators alone, by their names in the ready file."""
+    listens = {
+        "admin_grpc": (admin.grpc_listen, "gRPC", "--admin-grpc-listen"),
+        "admin_http": (admin.listen, "HTTP", "--admin-listen"),
+    }
+    return {
+        name: Listen(address, what, option)
+        for name, (address, what, option) in listens.items()
+        if address is not None and admin.is_on
+    }

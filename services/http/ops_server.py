@@ -10,9 +10,8 @@ from services.http.app import HttpApp
 from services.http.errors import json_response
 from services.http.server.config import HttpConfig
 from services.http.server.exchange import Exchange
-from services.http.server.listener import http_server
+from services.http.server.listener import Listen, http_server
 from services.http.server.messages import HttpRequest, Response
-from services.runtime.listen import split_listen
 
 _LIVE = b'{"status": "live"}'
 _READY = b'{"status": "ready"}'
@@ -26,7 +25,6 @@ async def ops_server(listen: str, metrics: CollectorRegistry, is_ready: Callable
     `/live` is 200 as long as the process answers. `/health` is 503 while `is_ready()` is false: the process should get
     no requests. Raises StartupError if the address cannot be listened on.
     """
-    host, port = split_listen(listen)
     config = HttpConfig()
     app = HttpApp(config, body_bytes_max=0, is_draining=lambda: False)
 
@@ -42,8 +40,8 @@ async def ops_server(listen: str, metrics: CollectorRegistry, is_ready: Callable
     app.routes.get("/metrics", expose)
     app.routes.get("/live", live)
     app.routes.get("/health", health)
-    async with http_server(app, config, host, port, what="metrics", option="--metrics-port") as server:
-        yield f"{host}:{server.port}"
+    async with http_server(app, config, Listen(listen, "metrics", "--metrics-port")) as server:
+        yield server.addresses[0]
 
 
 def exposition_response(exposition: bytes) -> Response:

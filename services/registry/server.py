@@ -5,12 +5,13 @@ import json
 
 import structlog
 
+from services.http.grpc.routes import GrpcRoutes
+from services.http.rpc_server import rpc_server
 from services.registry.config import RegistryConfig
 from services.registry.memory_store import MemoryStore
 from services.registry.service import RegistryService
 from services.registry.store import Store
-from services.rpc.server import GrpcServer
-from services.runtime.descriptors.limit import limit, reserve
+from services.rpc.common_services import CommonServices
 from services.runtime.process import write_atomically
 from services.stubs import registry_pb2
 from services.stubs.registry_pb2_grpc import add_RegistryServicer_to_server
@@ -25,26 +26,27 @@ async def serve(config: RegistryConfig, stopping: asyncio.Event) -> None:
     store = _store(config)
     async with asyncio.TaskGroup() as group:
         keeping = group.create_task(store.run())
-        # Every worker and frontend has a connection, and nothing else needs many descriptors.
-        most = limit() - reserve(limit())
-        async with GrpcServer([SERVICE], connections_max=most) as server:
-            add_RegistryServicer_to_server(RegistryService(store), server.server)
-            address = await server.start(config.listen)
-            readiness = group.create_task(_serve_once_known(store, server))
+        rpcs, common = GrpcRoutes(), CommonServices([SERVICE])
+        rpcs.add(add_RegistryServicer_to_server, RegistryService(store))
+        common.add_to(rpcs)
+        await common.set_serving(is_serving=False)
+        async with rpc_server(rpcs, config.listen) as server:
+            [address] = server.addresses
+            readiness = group.create_task(_serve_once_known(store, common))
             if config.ready_file is not None:
                 write_atomically(config.ready_file, json.dumps({"address": address}))
             log.info("registry ready", address=address, store="etcd" if config.etcd else "memory")
             await stopping.wait()
             readiness.cancel()
-            await server.set_serving(is_serving=False)
+            await common.set_serving(is_serving=False)
         keeping.cancel()  # After the server, because registrations renew their leases once more when their streams end.
     log.info("registry stopped")
 
 
-async def _serve_once_known(store: Store, server: GrpcServer) -> None:
+async def _serve_once_known(store: Store, common: CommonServices) -> None:
     """Report healthy once the store has been reached. Until then the registry listens, but answers UNAVAILABLE."""
     await store.cache.wait_known()
-    await server.set_serving(is_serving=True)
+    await common.set_serving(is_serving=True)
 
 
 def _store(config: RegistryConfig) -> Store:

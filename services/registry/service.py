@@ -4,15 +4,12 @@ import asyncio
 import re
 from typing import Any, NoReturn
 
-import grpc
-
 from services.core.errors import Failure, Reason, invalid, quoted
 from services.core.validation import NAME_FORM
 from services.registry.registration import Registration, send_in_time
 from services.registry.store import Store
 from services.registry.watch_cache import WatchCache
-from services.rpc.interceptors import read
-from services.rpc.status import abort
+from services.rpc.context import Context
 from services.runtime.tasks import root_cause
 from services.stubs.registry_pb2 import (
     INSTANCE_STATE_SERVING,
@@ -23,7 +20,6 @@ from services.stubs.registry_pb2 import (
     ListRequest,
     ListResponse,
     RegisterRequest,
-    RegisterResponse,
     WatchRequest,
     WatchResponse,
 )
@@ -36,8 +32,6 @@ FIRST_RECORD_TIMEOUT_S = 10.0
 MODEL_CHARACTERS_MAX = 256
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:\[\]/]{1,253}):([0-9]{1,5})")
 
-RegisterContext = grpc.aio.ServicerContext[RegisterRequest, RegisterResponse]
-
 
 class RegistryService(RegistryServicer):
     """Serves one store. Handlers are coroutines, not generators, so that a hang-up cancels them in their own frame."""
@@ -45,50 +39,35 @@ class RegistryService(RegistryServicer):
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def Register(self, _requests: Any, context: RegisterContext) -> None:  # type: ignore[override]  # noqa: N802
+    async def Register(self, _requests: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        first = await _first(context)
+        registration = Registration(
+            self._store, checked_instance(first.instance), checked_lease_s(first), context.write
+        )
+        is_leaving = False
         try:
-            first = await _first(context)
-            registration = Registration(
-                self._store, checked_instance(first.instance), checked_lease_s(first), context.write
-            )
-            is_leaving = False
-            try:
-                is_leaving = await _serve(registration, context)
-            finally:
-                await (registration.remove() if is_leaving else registration.linger())
-        except Failure as failure:
-            await abort(context, failure)
+            is_leaving = await _serve(registration, context)
+        finally:
+            await (registration.remove() if is_leaving else registration.linger())
 
-    async def Watch(  # type: ignore[override]  # noqa: N802
-        self, request: WatchRequest, context: grpc.aio.ServicerContext[WatchRequest, WatchResponse]
-    ) -> None:
-        if not self._store.cache.is_known:
-            await abort(context, _not_known())
-        try:
-            await _send_changes(self._store.cache, request, context)
-        except Failure as failure:
-            await abort(context, failure)
+    async def Watch(self, request: WatchRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        await _send_changes(self._known(), request, context)
 
-    async def List(  # noqa: N802
-        self, _request: ListRequest, context: grpc.aio.ServicerContext[ListRequest, ListResponse]
-    ) -> ListResponse:
-        cache = self._store.cache
-        if not cache.is_known:
-            await abort(context, _not_known())
+    async def List(self, _request: ListRequest, _context: object) -> ListResponse:  # noqa: N802
+        cache = self._known()
         return ListResponse(instances=cache.instances(), revision=cache.revision)
 
-    async def Drain(  # noqa: N802
-        self, request: DrainRequest, context: grpc.aio.ServicerContext[DrainRequest, DrainResponse]
-    ) -> DrainResponse:
-        try:
-            return DrainResponse(instance=await self._store.drain(request.instance_id))
-        except Failure as failure:
-            await abort(context, failure)
+    async def Drain(self, request: DrainRequest, _context: object) -> DrainResponse:  # noqa: N802
+        return DrainResponse(instance=await self._store.drain(request.instance_id))
+
+    def _known(self) -> WatchCache:
+        """What the store has. Raises STORE_AWAY if it has not been reached yet."""
+        if not self._store.cache.is_known:
+            raise Failure(Reason.STORE_AWAY, "the registry has not reached its store since it started")
+        return self._store.cache
 
 
-async def _send_changes(
-    cache: WatchCache, request: WatchRequest, context: grpc.aio.ServicerContext[WatchRequest, WatchResponse]
-) -> NoReturn:
+async def _send_changes(cache: WatchCache, request: WatchRequest, context: Context) -> NoReturn:
     """Send all changes after the revision that the watcher has seen. Raises SLOW_CLIENT."""
     first = cache.since(request.revision, request.epoch)
     last = first or WatchResponse(revision=request.revision, epoch=request.epoch)
@@ -99,10 +78,10 @@ async def _send_changes(
         last = response
 
 
-async def _first(context: RegisterContext) -> RegisterRequest:
+async def _first(context: Context) -> RegisterRequest:
     try:
         async with asyncio.timeout(FIRST_RECORD_TIMEOUT_S):
-            request = await read(context)
+            request = await context.read()
     except TimeoutError:
         raise invalid("instance", "the stream must begin with a record") from None
     if not isinstance(request, RegisterRequest) or not request.HasField("instance"):
@@ -110,10 +89,9 @@ async def _first(context: RegisterContext) -> RegisterRequest:
     return request
 
 
-async def _serve(registration: Registration, context: RegisterContext) -> bool:
+async def _serve(registration: Registration, context: Context) -> bool:
     """Keep the record until the stream ends. Returns True if the instance deregistered."""
-    # Sent separately: if the first write is cancelled midway, gRPC cannot end the call and the client waits.
-    await context.send_initial_metadata(())
+    context.send_head(())
     try:
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(registration.run())
@@ -124,8 +102,8 @@ async def _serve(registration: Registration, context: RegisterContext) -> bool:
     return is_leaving
 
 
-async def _read(registration: Registration, context: RegisterContext) -> bool:
-    while isinstance(request := await read(context), RegisterRequest):
+async def _read(registration: Registration, context: Context) -> bool:
+    while isinstance(request := await context.read(), RegisterRequest):
         match request.WhichOneof("action"):
             case "instance":
                 registration.update(checked_instance(request.instance))
@@ -163,7 +141,3 @@ def checked_lease_s(request: RegisterRequest) -> int:
     if request.lease.nanos or not 1 <= request.lease.seconds <= LEASE_S_MAX:
         raise invalid("lease", f"lease must be whole seconds, 1 to {LEASE_S_MAX}")
     return request.lease.seconds
-
-
-def _not_known() -> Failure:
-    return Failure(Reason.STORE_AWAY, "the registry has not reached its store since it started")

@@ -1,14 +1,12 @@
 """The gRPC service `Inference` of frontends and workers. It serves any pipeline.
 
-Its handlers are coroutines that call `context.write`, not generators: when the client hangs up, a coroutine is
-cancelled in its own frame, and with it the pipeline.
+Its handlers are coroutines, not generators: when the client hangs up, a coroutine is cancelled in its own frame, and
+with it the pipeline.
 """
 
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
-from grpc_status import rpc_status
 from msgspec.structs import replace
 
 from services.core.call import Call
@@ -23,8 +21,8 @@ from services.core.interface import Layer
 from services.core.request import Request
 from services.core.validation import MIGRATION_LIMIT, checked_request_id, migration_limit_of, timeout_s_of
 from services.rpc.codec import request_from_wire
-from services.rpc.status import abort, status_of
-from services.rpc.stream_writer import Context, StreamWriter
+from services.rpc.context import Context
+from services.rpc.stream_writer import StreamWriter
 from services.runtime.loop import clock
 from services.stubs import inference_pb2, inference_pb2_grpc
 
@@ -51,15 +49,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         cancel: Callable[[str], Awaitable[int]] | None = None,
         finder: Finder | None = None,
         keep: KeepConfig = DEFAULT_KEEP,
-        *,
-        sends_at_once: bool = False,
     ) -> None:
         """`gate`: that of the pipeline. `bounds`: how slowly a client may read.
 
         `on_refused`: called with endpoint, request id and failure of a request that is refused before the pipeline.
         `cancel`: cancels requests by id instead of the gate, for a frontend. `finder`: finds answers to resume; None:
-        no answer is kept. `keep`: what becomes of requests whose clients leave. `sends_at_once`: its contexts are
-        AtOnce.
+        no answer is kept. `keep`: what becomes of requests whose clients leave.
         """
         self._pipeline = pipeline
         self._gate = gate
@@ -68,17 +63,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._cancel = cancel
         self._finder = finder
         self._keep = keep
-        self._sends_at_once = sends_at_once
 
     async def Cancel(  # noqa: N802
-        self, request: inference_pb2.CancelRequest, context: Context
+        self, request: inference_pb2.CancelRequest, _context: object
     ) -> inference_pb2.CancelResponse:
         """See inference.proto."""
-        try:
-            request_id = checked_request_id(request.request_id)
-            cancelled = self._gate.cancel(request_id) if self._cancel is None else await self._cancel(request_id)
-        except Failure as failure:
-            await abort(context, failure)
+        request_id = checked_request_id(request.request_id)
+        cancelled = self._gate.cancel(request_id) if self._cancel is None else await self._cancel(request_id)
         return inference_pb2.CancelResponse(cancelled=cancelled)
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
@@ -91,7 +82,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         except Exception as error:
             failure = error if isinstance(error, Failure) else bug_failure(error, request_id)
             self._on_refused("generate", request_id, failure)
-            _end(context, failure, request_id)
+            context.fail(failure, request_id)
             return
         await self._serve(asked, call, context)
 
@@ -122,7 +113,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         except Exception as error:
             failure = error if isinstance(error, Failure) else bug_failure(error, "(resume)")
             self._on_refused("resume", "", failure)
-            _end(context, failure, "")
+            context.fail(failure, "")
             return
         call = resumed_call(presentation, generation, cursor, deadline)
         assert call.kept is not None, "what can be found is kept"
@@ -133,13 +124,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         ending = await self._attempt(request, call, context)
         if ending is not None:
             ending.clear_tracebacks()
-            _end(context, ending, call.request_id)
+            context.fail(ending, call.request_id)
 
     async def _attempt(self, request: Request, call: Call, context: Context) -> Failure | None:
         """Serve the request. Returns its failure, if it failed."""
         try:
-            at_once: Any = context if self._sends_at_once else None
-            await StreamWriter(call, context, self._bounds, at_once).run(self._pipeline, request)
+            await StreamWriter(call, context, self._bounds).run(self._pipeline, request)
         except Failure as failure:
             return failure
         except Exception as error:
@@ -165,21 +155,7 @@ def _early_s(context: Context) -> float:
 def _metadata(context: Context) -> dict[str, str]:
     """The metadata that the client sent, in lower case. Values of one key are joined, as in HTTP."""
     metadata: dict[str, str] = {}
-    for key, value in context.invocation_metadata() or ():
+    for key, value in context.invocation_metadata():
         if isinstance(value, str):
             metadata[key] = f"{metadata[key]}, {value}" if key in metadata else value
     return metadata
-
-
-def _end(context: Context, failure: Failure, request_id: str) -> None:
-    """End the rpc with the failure when its handler returns.
-
-    If the client does not read, the status waits behind the last message on grpc.aio: it is sent if the client reads
-    on, and dropped with the connection. Our own server sends it instead of what waits.
-    """
-    if failure.reason is Reason.SLOW_CLIENT and hasattr(context, "drops_unsent"):
-        context.drops_unsent = True
-    status = rpc_status.to_status(status_of(failure, request_id=request_id))
-    context.set_code(status.code)
-    context.set_details(status.details)
-    context.set_trailing_metadata(status.trailing_metadata)

@@ -1,6 +1,6 @@
-"""Options of gRPC channels and servers, and the conversion of failures to gRPC statuses and back."""
+"""Options of gRPC channels, and the conversion of failures to gRPC statuses and back."""
 
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -18,12 +18,6 @@ _TYPE_PREFIX = "type.googleapis.com/"
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 """The largest message on any hop: a prompt of about four million tokens."""
 
-_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-]
 DETAIL_BYTES_MAX = 1024
 """The largest detail of a failure on the wire, in UTF-8. Trailers of 8 KiB hold it twice, once percent-encoded."""
 PARAM_BYTES_MAX = 128
@@ -37,40 +31,26 @@ RECONNECT_BACKOFF_MS_MAX = 1_000
 CONNECT_TIMEOUT_MS = 2_000
 """How long one attempt to connect may take. gRPC's option for it is called `min_reconnect_backoff_ms`, but a peer that
 refuses is tried again after `initial_reconnect_backoff_ms`."""
-PENDING_CALLS_MAX = 16_384
-"""Calls that no handler has started yet. gRPC's default is 1,000, and it cancels calls beyond without a reason. With
-this bound the frontend refuses them itself, each with a reason."""
-_KEEPALIVE: list[tuple[str, Any]] = [
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    # No connection inside the plane takes a proxy that the environment names for other programs (`http_proxy`,
+    # `grpc_proxy`). The second option is for GRPC_ADDRESS_HTTP_PROXY, which the first does not cover: it is used for no
+    # address. An empty proxy instead would have gRPC print an error for each connection.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.address_http_proxy_enabled_addresses", ""),
+    ("grpc.enable_retries", 0),  # Retries belong to migration: two layers that retry multiply.
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     # Without it gRPC waits a minute for the answer to a ping, despite the keepalive timeout (seen with SIGSTOP).
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-]
-# No connection inside the plane takes a proxy that the environment names for other programs (`http_proxy`,
-# `grpc_proxy`). The second option is for GRPC_ADDRESS_HTTP_PROXY, which the first does not cover: it is used for no
-# address. An empty proxy instead would have gRPC print an error for each connection.
-_NO_PROXY: list[tuple[str, Any]] = [("grpc.enable_http_proxy", 0), ("grpc.address_http_proxy_enabled_addresses", "")]
-
-CHANNEL_OPTIONS = [
-    *_OPTIONS,
-    *_NO_PROXY,
-    ("grpc.enable_retries", 0),  # Retries belong to migration: two layers that retry multiply.
-    *_KEEPALIVE,
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS_MAX),
     ("grpc.use_local_subchannel_pool", 1),  # A restarted peer must not inherit the back-off of another channel.
 ]
-SERVER_OPTIONS = [
-    *_OPTIONS,
-    *_KEEPALIVE,
-    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
-    ("grpc.server.max_pending_requests", PENDING_CALLS_MAX),
-    ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),
-    ("grpc.so_reuseport", 0),  # A port in use is an error, not a second server on it.
-]
-SHARED_SERVER_OPTIONS = [*SERVER_OPTIONS[:-1], ("grpc.so_reuseport", 1)]
-"""For processes that share a port. If an option is given twice, gRPC takes the first."""
 
 
 def status_of(failure: Failure, *, request_id: str = "") -> status_pb2.Status:
@@ -116,13 +96,6 @@ def _cut(text: str, bytes_max: int) -> str:
 def _pack(message: Detail) -> any_pb2.Any:
     """The message as an Any. `Any.Pack` does the same in Python, and takes several times as long."""
     return any_pb2.Any(type_url=f"{_TYPE_PREFIX}{message.DESCRIPTOR.full_name}", value=message.SerializeToString())
-
-
-async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Failure, *, request_id: str = "") -> NoReturn:
-    """End the rpc with the failure. Always raises, as `context.abort` does."""
-    status = rpc_status.to_status(status_of(failure, request_id=request_id))
-    await context.abort(status.code, status.details, status.trailing_metadata)
-    raise AssertionError("abort raises")
 
 
 def failure_of(error: grpc.aio.AioRpcError, *, otherwise: Reason) -> Failure:

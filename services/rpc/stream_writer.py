@@ -1,14 +1,12 @@
 """Writes one answer to a gRPC client, which may read as slowly as the bounds allow.
 
-On our own server a message is sent in the call that brings its tokens. grpc.aio has no way for that: there, and while a
-client is slow, a task writes, and tokens that arrive during a write travel together in the next message.
+A message is sent in the call that brings its tokens. While a client is slow, a task writes, and tokens that arrive
+during a write travel together in the next message.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
 
-import grpc
 import structlog
 
 from services.core.call import Call, Cause
@@ -22,6 +20,7 @@ from services.core.interface import Delta, Layer
 from services.core.request import Request
 from services.rpc.codec import delta_to_wire
 from services.rpc.common_message import common_message
+from services.rpc.context import Context
 from services.rpc.kept_items import KeptItems
 from services.runtime.tasks import root_cause
 from services.stubs import inference_pb2
@@ -29,22 +28,6 @@ from services.stubs import inference_pb2
 log = structlog.get_logger()
 
 _MARKER = inference_pb2.GenerateResponse(complete_final=True)
-Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class AtOnce(Protocol):
-    """The context of a server that sends without waiting. `has_room`: whether the client is not slow."""
-
-    @property
-    def has_room(self) -> bool: ...
-
-    def send_head(self, metadata: tuple[tuple[str, str], ...]) -> None: ...
-
-    def send(self, message: inference_pb2.GenerateResponse) -> None: ...
-
-    def sender(self, on_full: Callable[[], None]) -> Callable[[bytes], None]:
-        """What sends a message that is encoded already. `on_full`: called during a send if the client becomes slow."""
-        ...
 
 
 class StreamWriter:
@@ -55,7 +38,7 @@ class StreamWriter:
     | the client | what happens |
     | --- | --- |
     | leaves more than `buffer_bytes_max` unread | the request ends; the client may read the buffer for `drain_s` |
-    | reads no message for `stall_s_max` | the request ends, and nothing more is written |
+    | reads nothing for `stall_s_max` | the request ends, and nothing more is written |
     | does not read the end within `drain_s` | nothing more is written |
 
     Unread bytes are those in the buffer, without the message being written (at most `PIECE_BYTES_MAX`) and the buffers
@@ -64,7 +47,6 @@ class StreamWriter:
 
     __slots__ = (
         "__weakref__",
-        "_at_once",
         "_bounds",
         "_buffer",
         "_call",
@@ -82,13 +64,10 @@ class StreamWriter:
         "_send_on",
         "_watch",
         "_writing",
-        "_written_count",
     )
 
-    def __init__(self, call: Call, context: Context, bounds: ClientBounds, at_once: AtOnce | None = None) -> None:
-        """`at_once`: the context, if its server sends without waiting."""
+    def __init__(self, call: Call, context: Context, bounds: ClientBounds) -> None:
         self._call = call
-        self._at_once = at_once
         self._has_head = self._has_message = False
         self._send_on: Callable[[bytes], None] | None = None  # Set while messages go straight to the client.
         self._context = context
@@ -99,7 +78,6 @@ class StreamWriter:
         self._is_writing = False
         self._writing: asyncio.Task[None] | None = None
         self._group = asyncio.TaskGroup()
-        self._written_count = 0
         self._draining = asyncio.timeout(None)
         self._drain_s = bounds.drain_s_max
         self._watch: StallWatch | None = None
@@ -123,8 +101,8 @@ class StreamWriter:
             self._call.ending.fail(failure, Cause.RESUME_REFUSED)
 
     def _add(self, delta: Delta) -> None:
-        context = self._at_once
-        if context is not None and context.has_room and not self._buffer and not self._is_writing:
+        context = self._context
+        if context.has_room and not self._buffer and not self._is_writing:
             if not self._has_head:
                 context.send_head(self._head())
             context.send(self._message(delta))
@@ -191,18 +169,15 @@ class StreamWriter:
         await self._write(_MARKER)
 
     def _begin(self) -> None:
-        """Start to write, at the first token: a request that is refused before needs no second task and no timer."""
+        """Start to write what is buffered: a client that keeps up needs no second task and no timer."""
         self._writing = self._group.create_task(self._write_all())
-        self._watch = StallWatch(self._bounds.stall_s_max, self._read_count, self._on_stall)
+        self._watch = StallWatch(self._bounds.stall_s_max, self._progress, self._on_stall)
         self._watch.start()
 
     def _begin_early(self) -> None:
         """The engine has begun: tell the client by which id it can come back."""
-        if self._at_once is not None:
-            if not self._has_head:
-                self._at_once.send_head(self._head())
-        elif self._writing is None:
-            self._begin()
+        if not self._has_head:
+            self._context.send_head(self._head())
 
     @property
     def _has_stalled(self) -> bool:
@@ -216,9 +191,6 @@ class StreamWriter:
         self._draining.reschedule(asyncio.get_running_loop().time() + self._drain_s)
 
     async def _write_all(self) -> None:
-        # The head is sent alone: as part of a message that the client does not read it would hold up the status.
-        if not self._has_head:
-            await self._context.send_initial_metadata(self._head())
         while (delta := await self._next_delta()) is not None:
             await self._write(self._message(delta))
 
@@ -227,7 +199,7 @@ class StreamWriter:
         self._has_head = True
         if (kept := self._call.kept) is None:
             return ()
-        kept.generation.is_told = True  # Before it is sent: the client may have it, and leave, while this waits.
+        kept.generation.is_told = True  # Before it is sent.
         return ((GENERATION_ID.lower(), kept.generation.name),)
 
     def _message(self, delta: Delta) -> inference_pb2.GenerateResponse:
@@ -252,11 +224,10 @@ class StreamWriter:
         self._is_writing = True
         await self._context.write(message)
         self._is_writing = False
-        self._written_count += 1
 
-    def _read_count(self) -> int | None:
-        """How many messages the client has read; None while none is being written."""
-        return self._written_count if self._is_writing else None
+    def _progress(self) -> int | None:
+        """A number that changes when the client reads; None while it is not waited for."""
+        return self._context.progress() if self._is_writing else None
 
     def _on_stall(self) -> None:
         self._end(self._slow_detail())

@@ -29,10 +29,13 @@ from services.core.errors import Failure, Reason
 from services.core.gate import Gate
 from services.discovery.client import InstanceRecord
 from services.discovery.registrar import Registrar
+from services.http.connection_metrics import ConnectionMetrics
+from services.http.grpc.routes import GrpcRoutes
 from services.http.ops_server import ops_server
-from services.rpc.connections import ConnectionMetrics
+from services.http.rpc_server import rpc_server
+from services.http.server.clients import Clients
+from services.rpc.common_services import CommonServices
 from services.rpc.inference_service import InferenceService
-from services.rpc.server import GrpcServer
 from services.runtime.address import split_address
 from services.runtime.process import StartupError, write_atomically
 from services.runtime.tasks import root_cause
@@ -105,14 +108,17 @@ class Worker:
         layers = worker_layers(gate=self._gate, card_of=lambda: self._engine.card, rng=random.Random())
         pipeline = stack(*layers, innermost=self._execute)
         self._service = WorkerService(self._instance_id, engine, self._execute, pipeline, config.session)
-        self._server = GrpcServer(["unbroken.v1.Inference", "unbroken.v1.Worker"])
-        inference_pb2_grpc.add_InferenceServicer_to_server(
-            InferenceService(Conclude(pipeline), self._gate), self._server.server
+        self._rpcs = GrpcRoutes()
+        self._rpcs.add(
+            inference_pb2_grpc.add_InferenceServicer_to_server, InferenceService(Conclude(pipeline), self._gate)
         )
-        worker_pb2_grpc.add_WorkerServicer_to_server(self._service, self._server.server)
+        self._rpcs.add(worker_pb2_grpc.add_WorkerServicer_to_server, self._service)
+        self._common = CommonServices(["unbroken.v1.Inference", "unbroken.v1.Worker"])
+        self._common.add_to(self._rpcs)
+        self._clients: list[Clients] = []
         self._metrics = CollectorRegistry()
         self._metrics.register(WorkerMetrics(self._execute, engine, self._service.generations))
-        self._metrics.register(ConnectionMetrics("unbroken", self._server))
+        self._metrics.register(ConnectionMetrics("unbroken_grpc", self._clients))
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping` is set and the worker has drained.
@@ -153,20 +159,22 @@ class Worker:
         await self._service.end_sessions(HANG_UP_S_MAX)
 
     async def _serve(self, stopping: asyncio.Event) -> None:
+        await self._common.set_serving(is_serving=False)
         async with (
             self._service.generations,
-            self._server,
+            rpc_server(self._rpcs, self._config.listen) as server,
             SessionListener(self._service.attach) as listener,
             AsyncExitStack() as ops,
         ):
-            address = await self._server.start(self._config.listen)
+            self._clients.append(server.context.clients)
+            [address] = server.addresses
             session_address = await listener.start(self._config.session_listen or _any_port(self._config.listen))
             record = self._record(address, session_address)
             metrics = None
             if self._config.metrics_listen is not None:
                 serving = ops_server(self._config.metrics_listen, self._metrics, self._is_ready)
                 metrics = await ops.enter_async_context(serving)
-            await self._server.set_serving(is_serving=True)
+            await self._common.set_serving(is_serving=True)
             self._announce(record, metrics)
             await self._stay_registered(record, stopping)
 
@@ -219,7 +227,7 @@ class Worker:
         log.info("draining", running=self._execute.running_count, waiting=self._execute.waiting_count, grace_s=grace_s)
         self._gate.is_draining = True
         self._service.goaway(grace_s)
-        await self._server.set_serving(is_serving=False)
+        await self._common.set_serving(is_serving=False)
         await registrar.deregister()
         if not await self._gate.wait_quiet(grace_s):
             log.info("handing over", count=self._gate.count)

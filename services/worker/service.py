@@ -1,16 +1,14 @@
 """What a worker serves to frontends: a session for each, and over gRPC the tokeniser of its model."""
 
 import asyncio
-from typing import Any
 
-import grpc
 import structlog
 
 from services.core.errors import Failure, Reason, quoted
 from services.core.interface import Layer
 from services.rpc.codec import card_to_wire, seconds_to_wire
+from services.rpc.context import Context
 from services.rpc.framing import FrameConnection
-from services.rpc.status import abort
 from services.runtime.tasks import wait_event
 from services.stubs import worker_pb2, worker_pb2_grpc
 from services.worker.engine import Engine
@@ -21,7 +19,6 @@ from services.worker.session import FrontendSession, FrontendSessionConfig
 log = structlog.get_logger()
 
 PIECE_BYTES = 256 * 1024
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
@@ -75,7 +72,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """See worker.proto."""
         if request.sha256 != self._engine.card.tokenizer.sha256:
             detail = f"this worker has no tokeniser with checksum {quoted(request.sha256)}"
-            await abort(context, Failure(Reason.MODEL_NOT_FOUND, detail))
+            raise Failure(Reason.MODEL_NOT_FOUND, detail)
         content = self._engine.tokenizer_content()
         for start in range(0, len(content), PIECE_BYTES):
             await context.write(worker_pb2.FetchTokenizerResponse(data=content[start : start + PIECE_BYTES]))

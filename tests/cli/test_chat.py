@@ -171,7 +171,7 @@ def test_unreachable_server_is_an_error_with_a_hint() -> None:
     assert "`unbroken up` starts it" in done.stderr
 
 
-def test_url_of_the_grpc_port_is_recognized() -> None:
+def test_server_that_speaks_http_2_alone_is_recognized() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = Server([])
         server.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -181,7 +181,7 @@ def test_url_of_the_grpc_port_is_recognized() -> None:
         thread.join(WAIT_S)
 
     assert done.returncode == 1
-    assert done.stderr == f"error: {server.url} does not speak the HTTP API of a frontend: is it the gRPC port?\n"
+    assert done.stderr == f"error: {server.url} does not speak the HTTP API of a frontend\n"
 
 
 def _serve_http2_settings(listening: socket.socket) -> None:

@@ -15,7 +15,7 @@ CLIENT = "etcd-sdk-python==0.0.7"
 IMPORT_CLIENT = "import pyetcd"
 IMPORT_MESSAGES = """
 import importlib, pkgutil
-for name in ("services.stubs", "grpc_channelz.v1", "grpc_health.v1", "grpc_reflection.v1alpha", "google.rpc"):
+for name in ("services.stubs", "grpc_health.v1", "grpc_reflection.v1alpha", "google.rpc"):
     for module in pkgutil.iter_modules(importlib.import_module(name).__path__, f"{name}."):
         if module.name.endswith(("_pb2", "_pb2_grpc")):
             importlib.import_module(module.name)

@@ -10,7 +10,6 @@ from structlog.testing import capture_logs
 
 from services.discovery import client as client_module
 from services.registry.memory_store import MemoryStore
-from services.rpc.server import GrpcServer
 from services.rpc.status import CHANNEL_OPTIONS
 from services.runtime import log_throttle
 from services.runtime.backoff import Backoff
@@ -23,6 +22,7 @@ from tests.discovery.support import (
     set_first_answer_timeout,
     started,
 )
+from tests.http.rpcs import serving_at
 from tests.registry.support import Proxy, free_port, instance, running, served, until
 
 
@@ -111,8 +111,8 @@ def test_lasting_outage_is_logged_again_after_the_reminder_interval(monkeypatch:
 
 def test_server_that_is_not_a_registry_is_reported_as_such() -> None:
     async def scenario(cluster: Cluster) -> None:
-        async with GrpcServer(["unbroken.v1.Worker"]) as server:
-            cluster.watch([await server.start("127.0.0.1:0")])
+        async with serving_at() as address:
+            cluster.watch([address])
             await until(lambda: bool(logs))
 
     with capture_logs() as logs:

@@ -17,8 +17,8 @@ from services.models import prompt_encoder
 from services.models.hf_checkpoint import read_model_folder
 from services.models.tokenizers import Tokenizer
 from services.models.tokenizers.byte_level import ByteTokenizer
-from services.rpc.server import GrpcServer
 from services.stubs import worker_pb2, worker_pb2_grpc
+from tests.http.rpcs import serving_at
 from tests.support.doubles import CARD, models_of, run_async
 from tests.support.model_folder import make_model_folder
 
@@ -44,9 +44,7 @@ def learn(catalog: ModelCatalog, card: ModelCard, content: bytes = CONTENT, *, t
 
     async def scenario() -> int:
         library = Library(content)
-        async with GrpcServer(["unbroken.v1.Worker"]) as server:
-            worker_pb2_grpc.add_WorkerServicer_to_server(library, server.server)
-            address = await server.start("127.0.0.1:0")
+        async with serving_at((worker_pb2_grpc.add_WorkerServicer_to_server, library)) as address:
             try:
                 for _ in range(times):
                     await catalog.learn(card, address, lambda: False)
@@ -214,12 +212,10 @@ def test_one_of_two_conflicting_cards_learned_at_the_same_time_is_refused() -> N
             except Failure:
                 outcomes.append("refused")
 
-        async with GrpcServer(["unbroken.v1.Worker"]) as server:
-            worker_pb2_grpc.add_WorkerServicer_to_server(Library(CONTENT), server.server)
-            address = await server.start("127.0.0.1:0")
-            async with asyncio.TaskGroup() as group:
-                for card in cards:
-                    group.create_task(learn_one(card, address))
+        library = (worker_pb2_grpc.add_WorkerServicer_to_server, Library(CONTENT))
+        async with serving_at(library) as address, asyncio.TaskGroup() as group:
+            for card in cards:
+                group.create_task(learn_one(card, address))
         return sorted(outcomes)
 
     with pytest.MonkeyPatch.context() as patch:

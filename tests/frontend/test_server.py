@@ -53,9 +53,7 @@ async def running(folder: Path, **admin: Any) -> AsyncIterator[dict[str, str]]:
             stopping.set()
 
 
-async def http_status(address: str | None, path: str) -> int | None:
-    if address is None:
-        return None
+async def http_status(address: str, path: str) -> int:
     async with aiohttp.ClientSession() as session, session.get(f"http://{address}{path}") as response:
         return response.status
 
@@ -70,10 +68,8 @@ async def services_at(address: str) -> set[str]:
     return {service.name for service in answer.list_services_response.service}
 
 
-async def grpc_status(address: str | None) -> grpc.StatusCode | None:
-    """The status of an admin call to `address`, or None without an address."""
-    if address is None:
-        return None
+async def grpc_status(address: str) -> grpc.StatusCode:
+    """The status of an admin call to `address`."""
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         stub: Any = admin_pb2_grpc.AdminStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
         try:
@@ -83,39 +79,37 @@ async def grpc_status(address: str | None) -> grpc.StatusCode | None:
     return grpc.StatusCode.OK
 
 
-OK, UNIMPLEMENTED = grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED
-PLACES: dict[str, tuple[dict[str, Any], list[int | None], list[grpc.StatusCode | None]]] = {
-    # Configuration: status of an admin call at the clients' address and at the admin address, over HTTP and over gRPC.
-    "by default": ({}, [200, None], [OK, None]),
-    "apart": ({"listen": ANY, "grpc_listen": ANY}, [404, 200], [UNIMPLEMENTED, OK]),
-    "HTTP apart": ({"listen": ANY}, [404, 200], [UNIMPLEMENTED, None]),
-    "gRPC apart": ({"grpc_listen": ANY}, [404, None], [UNIMPLEMENTED, OK]),
-    "off": ({"is_on": False}, [404, None], [UNIMPLEMENTED, None]),
-    "off, though placed": ({"is_on": False, "listen": ANY, "grpc_listen": ANY}, [404, None], [UNIMPLEMENTED, None]),
+PLACES: dict[str, tuple[dict[str, Any], bool, set[str]]] = {
+    # Configuration, whether clients' addresses answer admin calls, and the addresses for admin calls alone.
+    "by default": ({}, True, set()),
+    "apart": ({"listen": ANY, "grpc_listen": ANY}, False, {"admin_http", "admin_grpc"}),
+    "apart at one address": ({"listen": ANY}, False, {"admin_http"}),
+    "apart at the other": ({"grpc_listen": ANY}, False, {"admin_grpc"}),
+    "off": ({"is_on": False}, False, set()),
+    "off, though placed": ({"is_on": False, "listen": ANY, "grpc_listen": ANY}, False, set()),
 }
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_admin_calls_are_answered_only_at_their_configured_address(place: str, tmp_path: Path) -> None:
-    """Admin calls that are moved to an admin address for one protocol are not left open to clients over the other."""
-    admin, over_http, over_grpc = PLACES[place]
+    """Each address serves HTTP and gRPC alike, so admin calls are not left open to clients over one of them."""
+    admin, is_with_clients, apart = PLACES[place]
 
     async def scenario() -> None:
         async with running(tmp_path, **admin) as addresses:
-            http = [addresses["http"], addresses.get("admin_http")]
-            grpc_ = [addresses["grpc"], addresses.get("admin_grpc")]
-            assert [await http_status(address, "/busy_threshold") for address in http] == over_http
-            assert [await grpc_status(address) for address in grpc_] == over_grpc
-            assert await grpc_status(addresses["http"]) == over_grpc[0], "the HTTP port serves gRPC likewise"
-            assert await services_at(addresses["http"]) >= {"unbroken.v1.Inference", "grpc.health.v1.Health"}
-            for address, status in zip(grpc_, over_grpc, strict=True):
-                assert address is None or (SERVICE in await services_at(address)) == (status is OK)
+            assert addresses.keys() == {"grpc", "http"} | apart
+            for name, address in addresses.items():
+                is_answered, services = is_with_clients or name in apart, await services_at(address)
+                assert await http_status(address, "/busy_threshold") == (200 if is_answered else 404)
+                assert (await grpc_status(address)).name == ("OK" if is_answered else "UNIMPLEMENTED")
+                assert services >= {"grpc.health.v1.Health"}
+                assert (SERVICE in services, "unbroken.v1.Inference" in services) == (is_answered, name not in apart)
 
     run_async(scenario())
 
 
 def test_admin_address_and_client_address_both_serve_health_and_metrics(tmp_path: Path) -> None:
-    async def scenario() -> list[int | None]:
+    async def scenario() -> list[int]:
         paths = ("/live", "/health", "/metrics")
         async with running(tmp_path, listen=ANY) as addresses:
             return [await http_status(addresses[name], path) for name in ("http", "admin_http") for path in paths]
@@ -123,7 +117,7 @@ def test_admin_address_and_client_address_both_serve_health_and_metrics(tmp_path
     assert run_async(scenario()) == [200, 503, 200] * 2
 
 
-def test_http_address_serves_the_health_of_the_frontend_over_grpc(tmp_path: Path) -> None:
+def test_both_addresses_serve_the_health_of_the_frontend_over_grpc(tmp_path: Path) -> None:
     async def scenario() -> list[int]:
         async with running(tmp_path) as addresses:
             found = []
@@ -136,12 +130,13 @@ def test_http_address_serves_the_health_of_the_frontend_over_grpc(tmp_path: Path
     assert run_async(scenario()) == [health_pb2.HealthCheckResponse.NOT_SERVING] * 2
 
 
-def test_draining_frontend_tells_its_clients_over_http_2(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["grpc", "http"])
+def test_draining_frontend_tells_its_clients_over_http_2(name: str, tmp_path: Path) -> None:
     """In two steps, so that no request is lost on its way."""
 
     async def scenario() -> list[int]:
         async with running(tmp_path) as addresses:
-            host, _, port = addresses["http"].rpartition(":")
+            host, _, port = addresses[name].rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(PREFACE + frame(SETTINGS, 0, 0))
             begun = await reader.read(1)

@@ -30,7 +30,7 @@ from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
 from services.http.server.context import ConnectionContext
 from services.http.server.detector import Detector
-from services.http.server.listener import http_server
+from services.http.server.listener import Listen, http_server
 from services.models.tokenizers import Vocabulary
 from services.models.tokenizers.byte_level import ByteTokenizer
 from services.runtime.loop import run_on_loop
@@ -276,7 +276,7 @@ async def serving(
         app = build_admin_app(admin, frontend, control, config)
     else:
         app = build_app(outcomes, frontend, control, config, on_refused, finder or finder_of(), admin)
-    async with http_server(app, config, "127.0.0.1", 0) as listening:
+    async with http_server(app, config, Listen("127.0.0.1:0")) as listening:
         connector = aiohttp.TCPConnector(limit=connections_max)
         session = aiohttp.ClientSession(f"http://127.0.0.1:{listening.port}", connector=connector)
         server = Server(listening.port, session, metrics, outcomes, listening.context)

@@ -13,7 +13,7 @@ from services.core.errors import Failure, Reason
 from services.http.app import HttpApp
 from services.http.server.config import HttpConfig
 from services.http.server.exchange import Exchange
-from services.http.server.listener import http_server
+from services.http.server.listener import Listen, http_server
 from services.http.server.messages import HttpRequest, Response
 from tests.support.doubles import run_async
 
@@ -30,7 +30,7 @@ async def serving(outcome: Response | Exception, **options: Any) -> AsyncIterato
         return outcome
 
     app.routes.get("/it", handle)
-    async with http_server(app, config, "127.0.0.1", 0) as server:
+    async with http_server(app, config, Listen("127.0.0.1:0")) as server:
         yield server.port
 
 

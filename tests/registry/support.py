@@ -22,9 +22,10 @@ from services.core.errors import Failure
 from services.registry.config import EtcdConfig
 from services.registry.service import RegistryService
 from services.registry.store import Store
-from services.rpc.status import CHANNEL_OPTIONS, SERVER_OPTIONS
+from services.rpc.status import CHANNEL_OPTIONS
 from services.stubs.registry_pb2 import INSTANCE_STATE_SERVING, Instance, RegisterRequest
 from services.stubs.registry_pb2_grpc import RegistryStub, add_RegistryServicer_to_server
+from tests.http.rpcs import serving_at
 from tests.support.clock import WAIT_S
 from tests.support.raw_session import serve_connections
 
@@ -208,14 +209,8 @@ async def running(*stores: Store) -> AsyncIterator[None]:
 @asynccontextmanager
 async def served(store: Store, port: int = 0) -> AsyncIterator[str]:
     """Serve a registry on the store. Yields its address."""
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    add_RegistryServicer_to_server(RegistryService(store), server)
-    address = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
-    await server.start()
-    try:
+    async with serving_at((add_RegistryServicer_to_server, RegistryService(store)), port=port) as address:
         yield address
-    finally:
-        await server.stop(0)
 
 
 @asynccontextmanager

@@ -13,10 +13,13 @@ from grpc_status import rpc_status
 
 from services.core.call import Call
 from services.core.errors import Failure, Reason
+from services.core.gate import Gate
 from services.core.interface import Delta, Finish, Sink
 from services.core.request import FinishReason, Request
 from services.rpc.inference_service import InferenceService, request_id_of
-from services.stubs import inference_pb2
+from services.rpc.status import MESSAGE_BYTES_MAX
+from services.stubs import inference_pb2, inference_pb2_grpc
+from tests.http.rpcs import serving_at
 from tests.support.doubles import Script, run_async
 from tests.support.inference import (
     ANSWER,
@@ -30,7 +33,6 @@ from tests.support.inference import (
     unblocked_pipeline,
 )
 
-pytestmark = pytest.mark.usefixtures("both_servers")
 MARKER = inference_pb2.GenerateResponse(complete_final=True)
 
 # A whole answer
@@ -391,3 +393,34 @@ def test_request_leaves_nothing_to_the_garbage_collector(is_refused: bool) -> No
         assert run_async(scenario()) <= 1, "that of the last one, whose rpc may not have ended here"
     finally:
         gc.enable()
+
+
+# Requests that are no messages
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "reason"),
+    [
+        (b"\xff\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT"),
+        (bytes(MESSAGE_BYTES_MAX + 1), grpc.StatusCode.RESOURCE_EXHAUSTED, "BODY_TOO_LARGE"),
+    ],
+    ids=["undecodable", "too large"],
+)
+@pytest.mark.parametrize("method", ["Generate", "Cancel"])
+def test_request_that_cannot_be_read_is_the_clients_fault_and_says_so(
+    method: str, message: bytes, code: grpc.StatusCode, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> grpc.aio.AioRpcError:
+        service = (inference_pb2_grpc.add_InferenceServicer_to_server, InferenceService(Script(), Gate()))
+        unbounded = [("grpc.max_send_message_length", -1)]
+        async with serving_at(service) as address, grpc.aio.insecure_channel(address, options=unbounded) as channel:
+            call: Any = channel.unary_stream(f"/unbroken.v1.Inference/{method}")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(message).read()
+            return caught.value
+
+    error = run_async(scenario())
+
+    assert error.code() is code
+    assert error_info(error).reason == reason
+    assert not caplog.records

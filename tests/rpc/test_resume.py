@@ -31,8 +31,6 @@ from tests.support.inference import (
     unblocked_pipeline,
 )
 
-pytestmark = pytest.mark.usefixtures("both_servers")
-
 ID = bytes(range(16))
 CONTINUE = (("x-on-disconnect", "continue"),)
 KEPT = KeepConfig(on_disconnect="continue", grace_s=20)

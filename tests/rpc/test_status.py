@@ -13,46 +13,37 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from services.core.errors import TRAITS, Failure, Reason
+from services.http.grpc.routes import GrpcRoutes
+from services.http.rpc_server import rpc_server
 from services.rpc.status import (
     CHANNEL_OPTIONS,
     DETAIL_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     METADATA_BYTES_MAX,
-    SERVER_OPTIONS,
-    abort,
     failure_of,
     status_of,
     time_left_s,
 )
+from tests.http.rpcs import serving_at
 from tests.registry.support import Proxy
 from tests.support.doubles import run_async
 
 
-class Aborting(grpc.GenericRpcHandler):
-    """A server whose rpcs exchange bytes and end as `end` does."""
-
-    def __init__(self, end: Any) -> None:
-        self._end = end
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        return grpc.unary_unary_rpc_method_handler(self._handle)
-
-    async def _handle(self, request: bytes, context: Any) -> bytes:
-        await self._end(context)
-        return request
-
-
 @asynccontextmanager
 async def calling(end: Any) -> AsyncIterator[Any]:
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    server.add_generic_rpc_handlers((Aborting(end),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
-            yield channel.unary_unary("/test.Test/Call")
-    finally:
-        await server.stop(None)
+    """A method of a server whose rpcs exchange bytes and end as `end` does."""
+
+    async def handle(request: bytes, context: Any) -> bytes:
+        await end(context)
+        return request
+
+    rpcs = GrpcRoutes()
+    rpcs.add_registered_method_handlers("test.Test", {"Call": grpc.unary_unary_rpc_method_handler(handle)})
+    async with (
+        rpc_server(rpcs, "127.0.0.1:0") as server,
+        grpc.aio.insecure_channel(server.addresses[0], options=CHANNEL_OPTIONS) as channel,
+    ):
+        yield channel.unary_unary("/test.Test/Call")
 
 
 async def _fail(end: Any, payload: bytes = b"") -> grpc.aio.AioRpcError:
@@ -66,7 +57,7 @@ def cross(failure: Failure, **fields: Any) -> grpc.aio.AioRpcError:
     """The failure as a client receives it."""
 
     async def end(context: Any) -> None:
-        await abort(context, failure, **fields)
+        context.fail(failure, **fields)
 
     return run_async(_fail(end))
 
@@ -254,38 +245,21 @@ def test_channel_connects_to_a_peer_that_is_slow_to_accept() -> None:
     """A bug: connecting failed after 50 ms, because of an option with a misleading name."""
 
     async def scenario() -> None:
-        server = grpc.aio.server(options=SERVER_OPTIONS)
-        proxy = Proxy(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", delay_s=0.3)
-        await server.start()
         async with (
-            proxy.serving() as endpoint,
+            serving_at() as address,
+            Proxy(address, delay_s=0.3).serving() as endpoint,
             grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS) as channel,
         ):
             call: Any = channel.unary_unary("/none/None")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call(b"")
-        await server.stop(None)
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED, "it is the server that answers"
 
     run_async(scenario())
 
 
-PING_INTERVAL = "grpc.http2.min_ping_interval_without_data_ms"
-
-
-def test_keepalive_is_on_and_the_server_accepts_its_interval() -> None:
-    pings, allowed = dict(CHANNEL_OPTIONS), dict(SERVER_OPTIONS)
-
-    assert pings["grpc.keepalive_time_ms"] > allowed[PING_INTERVAL]
-    assert allowed["grpc.keepalive_permit_without_calls"] == 1
-
-
 def test_client_that_pings_on_a_silent_stream_stays_connected() -> None:
-    """A bug: the option was misspelt, gRPC ignored it, and every idle connection ended with "too many pings".
-
-    The same at a tenth of the times: the third ping was too many, after three seconds.
-    """
-    scaled = [(name, value // 10 if name == PING_INTERVAL else value) for name, value in SERVER_OPTIONS]
+    """A bug: every idle connection ended with "too many pings": the third one was too many."""
     pings = {**dict(CHANNEL_OPTIONS), "grpc.keepalive_time_ms": 1000}
     silence_s = 4.0
 
@@ -295,17 +269,15 @@ def test_client_that_pings_on_a_silent_stream_stays_connected() -> None:
         await context.write(b"last")
 
     async def scenario() -> list[Any]:
-        server = grpc.aio.server(options=scaled)
-        handler: Any = grpc.unary_stream_rpc_method_handler(silent)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("s", {"Silent": handler}),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[*pings.items()]) as channel:
+        rpcs = GrpcRoutes()
+        rpcs.add_registered_method_handlers("s", {"Silent": grpc.unary_stream_rpc_method_handler(silent)})
+        async with (
+            rpc_server(rpcs, "127.0.0.1:0") as server,
+            grpc.aio.insecure_channel(server.addresses[0], options=[*pings.items()]) as channel,
+        ):
             method: Any = channel.unary_stream("/s/Silent")
             call = method(b"")
-            answers = [await call.read(), await call.read()]
-        await server.stop(None)
-        return answers
+            return [await call.read(), await call.read()]
 
     assert run_async(scenario()) == [b"first", b"last"]
 

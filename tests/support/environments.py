@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROTOBUF_6 = [
     "protobuf==6.33.*",
-    *(f"grpcio{part}>=1.80,<1.82" for part in ("", "-status", "-health-checking", "-reflection", "-channelz")),
+    *(f"grpcio{part}>=1.80,<1.82" for part in ("", "-status", "-health-checking", "-reflection")),
     "uvloop>=0.23,<1",
 ]
 INSTALL_TIMEOUT_S = 120.0

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -16,14 +15,10 @@ from services.core.common_layers import Accept
 from services.core.gate import Gate
 from services.core.interface import Delta, Finish, Layer, Sink, Usage
 from services.core.request import FinishReason, Request
-from services.http.app import HttpApp
-from services.http.grpc.routes import GrpcRoutes
-from services.http.server.config import HttpConfig
-from services.http.server.listener import http_server
 from services.rpc.inference_service import DEFAULT_BOUNDS, InferenceService
-from services.rpc.server import GrpcServer
 from services.rpc.status import CHANNEL_OPTIONS
 from services.stubs import inference_pb2, inference_pb2_grpc
+from tests.http.rpcs import serving_at
 from tests.support.doubles import run_async
 
 ANSWER = Finish(FinishReason.STOP, Usage(2, 3))
@@ -73,37 +68,12 @@ async def serving(
     `options`: of the client's channel.
     """
     gate = Gate()
-    service = kind(Accept(pipeline, gate), gate, bounds=bounds, sends_at_once=served_by.own)
+    service = kind(Accept(pipeline, gate), gate, bounds=bounds)
     async with (
-        served_by.own_server(service, bounds) if served_by.own else grpc_aio_server(service) as address,
+        serving_at((inference_pb2_grpc.add_InferenceServicer_to_server, service), bounds=bounds) as address,
         grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *options]) as channel,
     ):
         yield inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
-
-
-@asynccontextmanager
-async def grpc_aio_server(service: InferenceService) -> AsyncIterator[str]:
-    async with GrpcServer(["unbroken.v1.Inference"]) as server:
-        inference_pb2_grpc.add_InferenceServicer_to_server(service, server.server)
-        yield await server.start("127.0.0.1:0")
-
-
-@dataclass
-class ServedBy:
-    """Which server `serving` uses. `own`: that of services/http rather than grpc.aio's. `rpcs`: its routes."""
-
-    own: bool = False
-
-    @asynccontextmanager
-    async def own_server(self, service: InferenceService, bounds: ClientBounds) -> AsyncIterator[str]:
-        routes, config = GrpcRoutes(bounds), HttpConfig(client=bounds)
-        inference_pb2_grpc.add_InferenceServicer_to_server(service, routes)  # type: ignore[arg-type]
-        app = HttpApp(config, config.body_bytes_max, lambda: False)
-        async with http_server(app, config, "127.0.0.1", 0, rpcs=routes) as server:
-            yield f"127.0.0.1:{server.port}"
-
-
-served_by = ServedBy()
 
 
 def generate_request(**fields: Any) -> inference_pb2.GenerateRequest:

@@ -12,7 +12,6 @@ from services.core.call import Call
 from services.core.interface import Delta, Finish, Layer, Sink
 from services.core.model_card import ModelCard
 from services.core.request import FinishReason, Request
-from services.rpc.server import GrpcServer
 from services.rpc.status import CHANNEL_OPTIONS
 from services.rpc.step import read_entries
 from services.stubs import inference_pb2, worker_pb2, worker_pb2_grpc
@@ -22,6 +21,7 @@ from services.worker.execute import Execute
 from services.worker.listener import SessionListener
 from services.worker.service import WorkerService
 from services.worker.session import FrontendSessionConfig
+from tests.http.rpcs import serving_at
 from tests.support.doubles import CARD
 from tests.support.raw_session import RawSession, open_raw_session
 
@@ -240,18 +240,16 @@ async def serving(
     service = WorkerService("w1", engine, execute, pipeline, FrontendSessionConfig(**config))
     async with (
         service.generations,
-        GrpcServer(["unbroken.v1.Worker"]) as server,
+        serving_at((worker_pb2_grpc.add_WorkerServicer_to_server, service)) as address,
         SessionListener(service.attach) as listener,
+        connected(address) as stub,
     ):
-        worker_pb2_grpc.add_WorkerServicer_to_server(service, server.server)
-        address = await server.start("127.0.0.1:0")
-        async with connected(address) as stub:
-            served = Served(service, execute, await listener.start("127.0.0.1:0"), stub)
-            try:
-                yield served
-            finally:
-                for frontend in served.frontends:
-                    frontend.close()
+        served = Served(service, execute, await listener.start("127.0.0.1:0"), stub)
+        try:
+            yield served
+        finally:
+            for frontend in served.frontends:
+                frontend.close()
 
 
 @asynccontextmanager

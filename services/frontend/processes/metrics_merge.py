@@ -35,8 +35,8 @@ class Aggregation(Enum):
 
 GAUGES = {
     "inflight_requests": Aggregation.SUM_OF_RUNNING,
-    "grpc_connections": Aggregation.SUM_OF_RUNNING,
-    "grpc_connections_limit": Aggregation.SUM_OF_RUNNING,
+    "connections": Aggregation.SUM_OF_RUNNING,
+    "connections_limit": Aggregation.SUM_OF_RUNNING,
     "disconnected_clients": Aggregation.SUM_OF_ALL,
     "model_migration_limit": Aggregation.MAX_OF_RUNNING,
     "model_busy_threshold": Aggregation.MAX_OF_RUNNING,

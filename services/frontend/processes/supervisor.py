@@ -74,7 +74,7 @@ class Supervisor:
     async def run(self, stopping: asyncio.Event) -> None:
         """Run until `stopping` is set and all processes have drained and exited.
 
-        Raises StartupError, alone or in an exception group, if the frontend cannot start.
+        Raises StartupError if the frontend cannot start.
         """
         processes = ProcessGroup(self._config.metrics_prefix)
         app = control_app(processes, processes.join)

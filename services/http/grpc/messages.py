@@ -10,10 +10,10 @@ from typing import TypeVar
 from grpc import StatusCode
 
 from services.core.bounded_executor import BoundedExecutor
-from services.http.grpc.metadata import RpcError
+from services.core.errors import Failure, Reason
+from services.http.grpc.metadata import RpcError, failed
+from services.rpc.status import MESSAGE_BYTES_MAX
 
-MESSAGE_BYTES_MAX = 16 * 1024 * 1024
-"""The largest message, as it comes and decompressed: a prompt of about four million tokens."""
 INLINE_BYTES_MAX = 64 * 1024
 """A message of more bytes is compressed and decompressed in a thread, so that streams on the event loop continue."""
 COMPRESSED_BYTES_MIN = 1024
@@ -65,7 +65,7 @@ def prefixed(message: bytes, flag: int = 0) -> bytes:
 def too_large() -> RpcError:
     """The error of a message above the bound."""
     why = f"the message is larger than {MESSAGE_BYTES_MAX} bytes: send a smaller one"
-    return RpcError(StatusCode.RESOURCE_EXHAUSTED, why)
+    return failed(Failure(Reason.BODY_TOO_LARGE, why))
 
 
 class Compression:

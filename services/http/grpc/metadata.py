@@ -8,13 +8,15 @@ from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from grpc import StatusCode
+from grpc_status import rpc_status
 
+from services.core.errors import Failure
 from services.http.h2.wire.fields import encode_fields, encode_status
+from services.rpc.status import status_of
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 BINARY_SUFFIX = "-bin"
-STATUS_DETAILS = "grpc-status-details-bin"
 _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
 _UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _RESERVED = frozenset({"content-type", "te", "host", "content-length"})
@@ -22,13 +24,19 @@ _UNQUOTED = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
 class RpcError(Exception):
-    """An rpc that ends with a status other than OK. `details`: a google.rpc.Status, encoded."""
+    """An rpc that ends with a status other than OK. `trailing`: the metadata with it."""
 
-    def __init__(self, code: StatusCode, message: str, details: bytes = b"", trailing: Metadata = ()) -> None:
+    def __init__(self, code: StatusCode, message: str, trailing: Metadata = ()) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
-        self.trailing = (*trailing, (STATUS_DETAILS, details)) if details else trailing
+        self.trailing = trailing
+
+
+def failed(failure: Failure, request_id: str = "") -> RpcError:
+    """The status of a failure, with its ErrorInfo."""
+    status = rpc_status.to_status(status_of(failure, request_id=request_id))
+    return RpcError(status.code, status.details, tuple(status.trailing_metadata))
 
 
 def timeout_s_in(headers: Mapping[str, str]) -> float | None:

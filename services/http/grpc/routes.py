@@ -1,13 +1,14 @@
 """The rpcs of a server. Generated code registers its services here as it does with grpc.aio's server."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
 from services.core.client_flow import ClientBounds
+from services.core.errors import Failure
 from services.http.grpc.messages import Compression
-from services.http.grpc.metadata import Metadata
+from services.http.grpc.metadata import Metadata, RpcError, failed, metadata_in
 from services.http.grpc.rpc import Method
 from services.http.grpc.stream_rpc import RejectedRpc, StreamRpc
 from services.http.h2.request import Host
@@ -15,19 +16,25 @@ from services.http.h2.stream import Receiver, Stream
 from services.http.h2.wire.fields import RequestHead
 
 Guard = Callable[[Metadata], None]
-"""Called with the metadata of each rpc of a service before its request is read. Raises RpcError."""
+"""Called with the metadata of each rpc of a service before its request is read. Raises Failure."""
+DEFAULT_BOUNDS = ClientBounds()
+Servicer = TypeVar("Servicer")
 
 
 class GrpcRoutes:
     """The rpcs of a server. `methods`: by path."""
 
-    def __init__(self, bounds: ClientBounds) -> None:
+    def __init__(self, bounds: ClientBounds = DEFAULT_BOUNDS) -> None:
         """`bounds`: how slowly a client may read the end of an answer."""
         self.bounds = bounds
         self.compression = Compression()
         self.methods: dict[str, Method] = {}
         self._services: set[str] = set()
         self._guards: dict[str, Guard] = {}
+
+    def add(self, add_to_server: Callable[[Servicer, Any], None], servicer: Servicer) -> None:
+        """Serve a service. `add_to_server`: the generated function that registers it."""
+        add_to_server(servicer, self)
 
     def add_registered_method_handlers(
         self, service: str, handlers: Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]
@@ -41,7 +48,10 @@ class GrpcRoutes:
         """Called by generated code, for the methods that it has registered before."""
 
     def guard(self, service: str, guard: Guard) -> None:
-        """Call `guard` first for every rpc of a service. No page of another origin may read its answers."""
+        """Call `guard` first for every rpc of a service, also if there is no such method.
+
+        No page of another origin may read the answers.
+        """
         self._guards[service] = guard
 
     def is_guarded(self, path: str) -> bool:
@@ -51,15 +61,26 @@ class GrpcRoutes:
     def check(self, path: str, metadata: Metadata) -> None:
         """Raises RpcError if the client may not call the method."""
         if self._guards and (guard := self._guards.get(_service_of(path))) is not None:
-            guard(metadata)
+            try:
+                guard(metadata)
+            except Failure as failure:
+                raise failed(failure) from None
 
     def open(self, host: Host, stream: Stream, head: RequestHead) -> Receiver:
         """An rpc has begun to arrive. Returns what takes its content."""
         method = self.methods.get(head.path)
         if method is not None and head.method == "POST":
             return StreamRpc(host, stream, head, method, self)
+        return RejectedRpc(host, stream, self._rejection(head))
+
+    def _rejection(self, head: RequestHead) -> RpcError:
+        """Why there is no such method."""
+        try:
+            self.check(head.path, metadata_in(head.headers))
+        except RpcError as error:
+            return error
         what = "method" if _service_of(head.path) in self._services else "service"
-        return RejectedRpc(host, stream, grpc.StatusCode.UNIMPLEMENTED, f"this server has no {what} {head.path[:200]}")
+        return RpcError(grpc.StatusCode.UNIMPLEMENTED, f"this server has no {what} {head.path[:200]}")
 
 
 def _service_of(path: str) -> str:

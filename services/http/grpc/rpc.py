@@ -1,7 +1,6 @@
 """One rpc, whichever wire it came on: the handler that answers it, and the context that the handler sees.
 
-The context has the methods of grpc.aio's, so handlers and generated code need not know which server serves them, nor
-which wire.
+The context is the one of services/rpc/context.py, with what the handlers of grpcio's health and reflection call.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from grpc import StatusCode
 
 from services.core.client_flow import ClientBounds
 from services.core.common_layers import bug_failure
-from services.core.errors import Failure
+from services.core.errors import Failure, Reason
 from services.http.grpc.messages import (
     GZIP,
     IDENTITY,
@@ -26,7 +25,7 @@ from services.http.grpc.messages import (
     compressed,
     wants_gzip,
 )
-from services.http.grpc.metadata import Metadata, RpcError, metadata_in, timeout_s_in
+from services.http.grpc.metadata import Metadata, RpcError, failed, metadata_in, timeout_s_in
 from services.runtime.loop import clock
 
 _READ = MessageReader()
@@ -128,7 +127,7 @@ class Rpc(ABC):
         try:
             return self.asked.method.decode(message)
         except DecodeError:
-            raise RpcError(StatusCode.INVALID_ARGUMENT, UNDECODABLE) from None
+            raise failed(Failure(Reason.INVALID_ARGUMENT, UNDECODABLE)) from None
 
     async def _requests(self) -> AsyncIterator[Any]:
         while (message := await self.read()) is not None:
@@ -165,6 +164,10 @@ class Rpc(ABC):
     async def wait_room(self) -> None:
         """Wait until the client is not slow. If it disconnects, the waiting task is cancelled."""
 
+    @abstractmethod
+    def progress(self) -> int:
+        """A number that changes whenever the client takes something, while something waits for it."""
+
     async def send_any(self, message: bytes) -> None:
         """Send a message. A large one is compressed in a thread, unless that has too much to do."""
         if self.asked.compresses and len(message) > INLINE_BYTES_MAX:
@@ -183,17 +186,16 @@ class Rpc(ABC):
                 raise self.asked.fault
             await (self._serve(context) if self.asked.deadline is None else self._within_deadline(context))
         except RpcError as error:
-            self.end(error.code, error.message, (*context.trailing, *error.trailing))
+            context.status, context.message = error.code, error.message
+            context.trailing = (*context.trailing, *error.trailing)
             # Break the cycle: it need not wait for the garbage collector.
             self.asked.fault = error.__traceback__ = None
         except Failure as failure:
-            self.end(failure.traits.grpc, failure.detail)
+            context.fail(failure)
             failure.clear_tracebacks()
         except Exception as error:
-            bug_failure(error, f"(any) of {self.asked.path}")
-            self.end(StatusCode.INTERNAL, "an internal error ended the rpc")
-        else:
-            self.end(context.status, context.message, context.trailing, now=context.drops_unsent)
+            context.fail(bug_failure(error, f"(any) of {self.asked.path}"))
+        self.end(context.status, context.message, context.trailing, now=context.drops_unsent)
 
     async def _within_deadline(self, context: "RpcContext") -> None:
         assert self.asked.deadline is not None, "there is one"
@@ -224,7 +226,7 @@ class Rpc(ABC):
 
 
 class RpcContext:
-    """What a handler sees of its rpc: the methods of `grpc.aio.ServicerContext` that handlers use.
+    """What a handler sees of its rpc: see `Context`.
 
     `status`, `message`, `trailing`: how the rpc ends if the handler returns. `drops_unsent`: without what waits for a
     client that does not read.
@@ -240,9 +242,8 @@ class RpcContext:
         self.drops_unsent = False
 
     async def read(self) -> Any:
-        """The next request, or `grpc.aio.EOF`."""
-        message = await self._rpc.read()
-        return grpc.aio.EOF if message is None else message
+        """The next request of a stream of requests; None after the last."""
+        return await self._rpc.read()
 
     async def write(self, message: Any) -> None:
         """Send a message, and wait while the client is slow."""
@@ -271,9 +272,9 @@ class RpcContext:
         """
         return self._rpc.sender(on_full)
 
-    async def send_initial_metadata(self, metadata: Metadata) -> None:
-        """Send the head of the answer."""
-        self._rpc.send_head(tuple(metadata))
+    def progress(self) -> int:
+        """A number that changes whenever the client takes something, while something waits for it."""
+        return self._rpc.progress()
 
     def invocation_metadata(self) -> Metadata:
         """What the client has sent."""
@@ -284,18 +285,12 @@ class RpcContext:
         deadline = self._rpc.asked.deadline
         return None if deadline is None else max(0.0, deadline - clock())
 
-    def set_code(self, code: StatusCode) -> None:
-        """Set the status for when the handler returns."""
-        self.status = code
-
-    def set_details(self, details: str) -> None:
-        """Set its message."""
-        self.message = details
-
-    def set_trailing_metadata(self, metadata: Metadata) -> None:
-        """Set what goes with it."""
-        self.trailing = tuple(metadata)
+    def fail(self, failure: Failure, request_id: str = "") -> None:
+        """End the rpc with the failure once the handler returns. A slow client gets no more than its status."""
+        error = failed(failure, request_id)
+        self.status, self.message, self.trailing = error.code, error.message, error.trailing
+        self.drops_unsent = failure.reason is Reason.SLOW_CLIENT
 
     async def abort(self, code: StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> NoReturn:
-        """End the rpc. Always raises."""
+        """End the rpc, as in grpc.aio. Always raises."""
         raise RpcError(code, details, trailing=tuple(trailing_metadata or ()))

@@ -50,16 +50,15 @@ class Ended(Request):
 class RejectedRpc(Ended):
     """An rpc that is answered with a status at once."""
 
-    __slots__ = ("_code", "_message")
+    __slots__ = ("_error",)
 
-    def __init__(self, host: Host, stream: Stream, code: StatusCode, message: str) -> None:
+    def __init__(self, host: Host, stream: Stream, error: RpcError) -> None:
         super().__init__(host, stream)
-        self._code = code
-        self._message = message
+        self._error = error.with_traceback(None)  # Break a cycle: it need not wait for the garbage collector.
         self.begin()
 
     async def answer(self) -> None:
-        self.end(self._code, self._message)
+        self.end(self._error.code, self._error.message, self._error.trailing)
 
 
 class StreamRpc(Ended, Rpc):

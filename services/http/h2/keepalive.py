@@ -8,8 +8,8 @@ LOOK_S = 5.0
 nothing can be heard."""
 SILENT_LOOKS = 2
 """Looks in a row without a byte from the client, after which it is sent a PING."""
-SILENT_LOOKS_MAX = 4
-"""Looks in a row without a byte, after which the connection is closed: a peer that is gone is noticed within 25 s."""
+SILENT_LOOKS_MAX = 3
+"""Looks in a row without a byte, after which the connection is closed: a peer that is gone is noticed within 20 s."""
 
 
 class Keepalive:

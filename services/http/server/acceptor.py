@@ -4,11 +4,11 @@ In the kernel's accept queue, a health check would wait behind all clients of a 
 turns away come back a second later. So the queue is emptied as fast as it fills. Until a connection is set up it costs
 a socket and nothing else. Its first bytes say whether it is a health check, so it is set up only after they have come.
 
-| connections of clients | a new one |
+| descriptors | a new connection |
 | --- | --- |
-| fewer than `connections_max`, descriptors to spare | is set up |
-| otherwise | is refused with a response, unless it is a health check: that is answered, and closed |
-| no descriptor is left | waits in the kernel's queue until a connection has ended, or PAUSE_S |
+| some are left besides the reserve | is set up |
+| only the reserve is left | is refused with a response, unless it is a health check: that is answered, and closed |
+| none is left | waits in the kernel's queue until a connection has ended, or PAUSE_S |
 """
 
 import asyncio
@@ -23,7 +23,7 @@ import structlog
 
 from services.http.server.probes import first_bytes, is_probe
 from services.http.server.refuser import Answers, Refuser
-from services.runtime.descriptors.limit import http_connections_max, is_reserved, limit, reserve
+from services.runtime.descriptors.limit import is_reserved, limit, reserve
 from services.runtime.log_throttle import LogThrottle
 
 log = structlog.get_logger()
@@ -53,11 +53,6 @@ class Server(Answers, Protocol):
     @property
     def takes_reserve(self) -> bool:
         """Whether no connection is refused for want of descriptors."""
-        ...
-
-    @property
-    def connection_count(self) -> int:
-        """Connections that are set up."""
         ...
 
     def make_connection(self, only_request: bytes | None = None) -> asyncio.BaseProtocol:
@@ -142,11 +137,7 @@ class Acceptor:
 
     def _has_room(self, sock: socket.socket) -> bool:
         """Whether a new connection may stay. Otherwise it takes a descriptor of the reserve."""
-        if self._server.takes_reserve:
-            return True
-        not_set_up = len(self._silent) + len(self._others) + len(self._setups)
-        count = self._server.connection_count + not_set_up
-        return count < http_connections_max(limit()) and not is_reserved(sock.fileno())
+        return self._server.takes_reserve or not is_reserved(sock.fileno())
 
     def _take(self, sock: socket.socket) -> None:
         if (first := first_bytes(sock)) is None:

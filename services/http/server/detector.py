@@ -73,10 +73,6 @@ class ConnectionFactory:
     def takes_reserve(self) -> bool:
         return self._context.config.takes_reserve
 
-    @property
-    def connection_count(self) -> int:
-        return len(self._context.clients)
-
     def no_room(self, path: str, headers: Mapping[str, str]) -> bytes:
         return self._context.app.no_room(path, headers)
 

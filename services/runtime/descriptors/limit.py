@@ -3,8 +3,7 @@
 | share of the limit | for |
 | --- | --- |
 | `reserve`: an eighth, from RESERVE_MIN to RESERVE_MAX | health checks, sessions with workers, files, refusals |
-| `grpc_connections_max`: a quarter of the rest | clients over gRPC: one connection carries many streams |
-| `http_connections_max`: what is left | clients over HTTP |
+| `connections_max`: what is left | clients |
 """
 
 import resource
@@ -44,17 +43,11 @@ def reserve(of: int) -> int:
     return min(max(of // 8, RESERVE_MIN), RESERVE_MAX, of // 4)
 
 
-def grpc_connections_max(of: int) -> int:
-    """How many connections a gRPC server for clients takes."""
-    return max(1, (of - reserve(of)) // 4)
-
-
-def http_connections_max(of: int) -> int:
-    """How many connections an HTTP server for clients takes."""
-    return max(1, of - reserve(of) - grpc_connections_max(of))
+def connections_max(of: int) -> int:
+    """How many connections clients may have, if nothing else has descriptors."""
+    return of - reserve(of)
 
 
 def is_reserved(descriptor: int) -> bool:
     """Whether a new descriptor is one of the reserve. The system always hands out the lowest that is free."""
-    most = limit()
-    return descriptor >= most - reserve(most)
+    return descriptor >= connections_max(limit())

@@ -5,7 +5,7 @@ import asyncio
 from services.http.app import HttpApp
 from services.http.server.config import HttpConfig
 from services.http.server.exchange import Exchange
-from services.http.server.listener import http_server
+from services.http.server.listener import Listen, http_server
 from services.http.server.messages import HttpRequest, Response
 from services.runtime.loop import run_on_loop
 
@@ -22,7 +22,7 @@ async def serve() -> None:
 
     app.routes.get("/", answer)
     app.routes.post("/", answer)
-    async with http_server(app, config, "127.0.0.1", 0) as server:
+    async with http_server(app, config, Listen("127.0.0.1:0")) as server:
         print(server.port, flush=True)
         await asyncio.Event().wait()
 

@@ -21,7 +21,6 @@ from services.frontend.session.session import WorkerSession, WorkerSessionConfig
 from services.frontend.session.writer import KEEPALIVE_S
 from services.rpc.codec import card_to_wire
 from services.rpc.framing import PREAMBLE, FrameConnection
-from services.rpc.server import GrpcServer
 from services.runtime.backoff import Backoff
 from services.stubs import worker_pb2, worker_pb2_grpc
 from services.worker.dispatcher import Limits
@@ -31,6 +30,7 @@ from services.worker.listener import SessionListener
 from services.worker.service import WorkerService
 from services.worker.session import SILENCE_S_MAX, FrontendSessionConfig
 from tests.frontend.support import BareWorker
+from tests.http.rpcs import serving_at
 from tests.support.clock import WAIT_S, pass_time, run_clocked, settle
 from tests.support.doubles import CARD, Collected, call_layer, make_request, run_async
 from tests.support.manual_worker import session_count
@@ -58,13 +58,11 @@ class Machine:
     @asynccontextmanager
     async def running(self, listen: str = "127.0.0.1:0") -> AsyncIterator["Machine"]:
         async with (
-            GrpcServer(["unbroken.v1.Worker"]) as server,
+            serving_at((worker_pb2_grpc.add_WorkerServicer_to_server, self.service)) as address,
             SessionListener(self.service.attach) as listener,
             asyncio.TaskGroup() as group,
         ):
-            worker_pb2_grpc.add_WorkerServicer_to_server(self.service, server.server)
             engine = group.create_task(self.engine.run(self.execute.emit, asyncio.Event()))
-            address = await server.start("127.0.0.1:0")
             self.record = replace(self.record, address=address, session_address=await listener.start(listen))
             try:
                 yield self

@@ -112,9 +112,9 @@ class TestService:
         metadata = dict(context.invocation_metadata())
         initial, trailing = ECHOED
         if initial in metadata:
-            await context.send_initial_metadata(((initial, metadata[initial]),))
+            context.send_head(((initial, metadata[initial]),))
         if trailing in metadata:
-            context.set_trailing_metadata(((trailing, metadata[trailing]),))
+            context.trailing = ((trailing, metadata[trailing]),)
 
     async def _end(self, status: Any, context: Any) -> None:
         codes = {code.value[0]: code for code in grpc.StatusCode}

@@ -13,7 +13,7 @@ from services.http.grpc.routes import GrpcRoutes, Guard
 from services.http.grpc.web.routes import WebRoutes
 from services.http.server.config import HttpConfig
 from services.http.server.context import ConnectionContext
-from services.http.server.listener import http_server
+from services.http.server.listener import Listen, http_server
 from tests.http.grpc.interop_service import SERVICE, TestService
 from tests.http.h2.support import Client, connected
 from tests.http.support import Server
@@ -55,7 +55,7 @@ async def serving_rpcs(
         routes.guard(SERVICE, guard)
     app = HttpApp(config, config.body_bytes_max, is_draining)
     WebRoutes(routes, config.body_bytes_max).add_to(app.routes)
-    async with http_server(app, config, "127.0.0.1", 0, rpcs=routes) as listening:
+    async with http_server(app, config, Listen("127.0.0.1:0"), rpcs=routes) as listening:
         server: Any = Server(listening.port, None, None, None, listening.context)  # type: ignore[arg-type]
         try:
             yield Serving(f"127.0.0.1:{listening.port}", service, routes, server)

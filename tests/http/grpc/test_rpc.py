@@ -10,10 +10,12 @@ from structlog.testing import capture_logs
 
 from services.core.bounded_executor import BoundedExecutor
 from services.core.client_flow import ClientBounds
-from services.http.grpc.messages import COMPRESSED_BYTES_MIN, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX
-from services.http.grpc.metadata import RpcError, message_in
+from services.core.errors import Failure, Reason
+from services.http.grpc.messages import COMPRESSED_BYTES_MIN, INLINE_BYTES_MAX
+from services.http.grpc.metadata import message_in
 from services.http.h2.wire.frames import DATA, END_STREAM, ErrorCode, frame, rst_stream, window_update
 from services.http.server.config import HttpConfig
+from services.rpc.status import MESSAGE_BYTES_MAX
 from tests.http.grpc.interop_service import ECHOED, SERVICE
 from tests.http.grpc.support import (
     EMPTY_CALL,
@@ -387,13 +389,16 @@ def test_guard_refuses_before_the_request_is_read() -> None:
 
             def guard(metadata: Any) -> None:
                 if "authorization" not in dict(metadata):
-                    raise RpcError(grpc.StatusCode.UNAUTHENTICATED, "who are you?")
+                    raise Failure(Reason.UNAUTHENTICATED, "who are you?")
 
             serving.routes.guard(SERVICE, guard)
-            refused = await client.answer(client.open(EMPTY_CALL, HEADERS, ends=False))
+            paths = (EMPTY_CALL, f"/{SERVICE}/Unknown")
+            refused = [await client.answer(client.open(path, HEADERS, ends=False)) for path in paths]
             allowed = await client.answer(client.post(EMPTY_CALL, message(b""), HEADERS | {"authorization": "x"}))
 
-        assert refused.headers["grpc-status"] == str(grpc.StatusCode.UNAUTHENTICATED.value[0])
+        unauthenticated = str(grpc.StatusCode.UNAUTHENTICATED.value[0])
+        assert [one.headers["grpc-status"] for one in refused] == [unauthenticated] * 2
+        assert all("grpc-status-details-bin" in one.headers for one in refused)
         assert allowed.trailers["grpc-status"] == "0"
 
     run(test)

@@ -12,7 +12,7 @@ from services.http.server import clients
 from services.http.server.config import HttpConfig
 from services.http.server.context import BrokenHead
 from services.http.server.exchange import Exchange
-from services.http.server.listener import HttpServer, http_server
+from services.http.server.listener import HttpServer, Listen, http_server
 from services.http.server.messages import HttpRequest, Response
 from tests.support.clock import WAIT_S
 from tests.support.doubles import run_async
@@ -163,7 +163,7 @@ def test_connection_changes_its_state_as_the_table_says(
         config: Any = {"shutdown_s_max": 0.0, **happens.config}
         async with (
             asyncio.timeout(WAIT_S),
-            http_server(app, HttpConfig(**config), "127.0.0.1", 0) as server,
+            http_server(app, HttpConfig(**config), Listen("127.0.0.1:0")) as server,
         ):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(AT_ONCE)

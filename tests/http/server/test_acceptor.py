@@ -16,7 +16,7 @@ from services.http.server.acceptor import SETUPS_MAX
 from services.http.server.config import HttpConfig
 from services.http.server.context import BrokenHead
 from services.http.server.exchange import Exchange
-from services.http.server.listener import http_server
+from services.http.server.listener import Listen, http_server
 from services.http.server.messages import HttpRequest, Response
 from services.runtime.loop import run_on_loop
 from tests.registry.support import free_port
@@ -53,7 +53,7 @@ class RecordingApp:
     @asynccontextmanager
     async def open(self, port: int = 0) -> AsyncIterator[int]:
         """Serve the application. Yields the port; 0 takes any free one."""
-        async with http_server(self, HttpConfig(), "127.0.0.1", port) as server, asyncio.timeout(WAIT_S):
+        async with http_server(self, HttpConfig(), Listen(f"127.0.0.1:{port}")) as server, asyncio.timeout(WAIT_S):
             yield server.port
 
 
@@ -205,24 +205,6 @@ def test_health_checks_do_not_use_up_the_reserve(
                 probe.close()
 
     run_loop(test())
-
-
-def test_client_beyond_the_share_of_http_is_refused_although_descriptors_are_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(acceptor_module, "http_connections_max", lambda limit: 2)
-
-    async def test() -> None:
-        app = RecordingApp()
-        async with app.open() as port:
-            with connect(port, "/first") as first, connect(port, "/second") as second:
-                for sock in (first, second):
-                    assert (await asyncio.get_running_loop().sock_recv(sock, 4096)).startswith(b"HTTP/1.1 200")
-
-                assert (await response_to(connect(port, "/third"))).startswith(b"HTTP/1.1 503")
-            assert app.refused == ["/third"]
-
-    run_async(test())
 
 
 def test_accepting_goes_on_as_soon_as_a_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,12 @@ import pytest
 from services.frontend.api.build import build_app
 from services.http.app import HttpApp
 from services.http.server.config import HttpConfig
-from services.http.server.listener import http_server
+from services.http.server.listener import Listen, http_server
+from services.runtime.listen import bare_host, split_listen
 from services.runtime.process import StartupError
 from tests.frontend.support import alone, finder_of
 from tests.http.support import HANG, Script, StubFrontend, error_of, raw_post, run, serving
+from tests.registry.support import free_port
 
 
 def new_app() -> HttpApp:
@@ -22,8 +24,39 @@ def test_port_in_use_is_a_startup_error() -> None:
         async with serving(Script()) as server:
             app = new_app()
             with pytest.raises(StartupError, match=f"HTTP on 127.0.0.1:{server.port}: the port is in use; stop"):
-                async with http_server(app, HttpConfig(), "127.0.0.1", server.port):
+                async with http_server(app, HttpConfig(), Listen(f"127.0.0.1:{server.port}")):
                     pass
+
+    run(test)
+
+
+def test_server_answers_at_each_of_its_addresses_and_counts_all_connections_together() -> None:
+    async def test() -> None:
+        async with http_server(new_app(), HttpConfig(), Listen("127.0.0.1:0"), Listen("[::1]:0")) as server:
+            writers = []
+            for address in server.addresses:
+                host, port = split_listen(address)
+                reader, writer = await asyncio.open_connection(bare_host(host), port)
+                writers.append(writer)
+                writer.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            assert len(server.context.clients) == len(server.addresses)
+            for writer in writers:
+                writer.close()
+
+    run(test)
+
+
+def test_address_that_is_taken_is_named_with_its_option_and_the_others_are_free_again() -> None:
+    async def test() -> None:
+        app, free = new_app(), f"127.0.0.1:{free_port()}"
+        async with serving(Script()) as server:
+            taken = Listen(f"127.0.0.1:{server.port}", "gRPC", "--grpc-listen")
+            with pytest.raises(StartupError, match=r"cannot listen for gRPC on .*, or give another --grpc-listen$"):
+                async with http_server(app, HttpConfig(), Listen(free), taken):
+                    pass
+            async with http_server(app, HttpConfig(), Listen(free)) as another:
+                assert another.addresses == [free]
 
     run(test)
 
@@ -31,7 +64,7 @@ def test_port_in_use_is_a_startup_error() -> None:
 def test_ipv6_address_is_given_in_brackets() -> None:
     async def test() -> None:
         app = new_app()
-        async with http_server(app, HttpConfig(), "[::1]", 0) as server:
+        async with http_server(app, HttpConfig(), Listen("[::1]:0")) as server:
             _, writer = await asyncio.open_connection("::1", server.port)
             writer.close()
 
@@ -42,7 +75,7 @@ def test_address_of_another_machine_is_a_startup_error() -> None:
     async def test() -> None:
         app = new_app()
         with pytest.raises(StartupError, match=r"cannot listen for HTTP on 192\.0\.2\.1:0"):
-            async with http_server(app, HttpConfig(), "192.0.2.1", 0):
+            async with http_server(app, HttpConfig(), Listen("192.0.2.1:0")):
                 pass
 
     run(test)

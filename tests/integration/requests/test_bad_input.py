@@ -324,15 +324,19 @@ def test_generate_refuses_bad_input(prepared: Setup, message: Any, refusal: tupl
 
 
 @pytest.mark.parametrize(
-    ("message", "status"),
-    [(b"\xff\xff\xff\xff", "INVALID_ARGUMENT"), (bytes(MESSAGE_BYTES_MAX + 1), "RESOURCE_EXHAUSTED")],
+    ("message", "refusal"),
+    [
+        (b"\xff\xff\xff\xff", ("INVALID_ARGUMENT", "INVALID_ARGUMENT")),
+        (bytes(MESSAGE_BYTES_MAX + 1), ("RESOURCE_EXHAUSTED", "BODY_TOO_LARGE")),
+    ],
     ids=["bytes that are not a message", "a message above the size limit"],
 )
-def test_generate_refuses_malformed_messages(prepared: Setup, message: bytes, status: str) -> None:
-    """gRPC itself refuses the message above the limit, without an ErrorInfo."""
+def test_generate_refuses_malformed_messages(prepared: Setup, message: bytes, refusal: tuple[str, str]) -> None:
+    """`refusal`: status and reason."""
 
     async def check() -> None:
-        assert (await refused(prepared.frontend, message, is_raw=True)).code == status
+        got = await refused(prepared.frontend, message, is_raw=True)
+        assert (got.code, got.reason) == refusal
 
     asyncio.run(check_unharmed(prepared, check()))
 

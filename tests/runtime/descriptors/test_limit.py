@@ -11,8 +11,7 @@ from structlog.testing import capture_logs
 from services.runtime.descriptors.limit import (
     LIMIT_MAX,
     RESERVE_MAX,
-    grpc_connections_max,
-    http_connections_max,
+    connections_max,
     is_reserved,
     raise_limit,
     reserve,
@@ -66,9 +65,8 @@ def test_limit_that_cannot_be_raised_is_a_warning(soft_limit: int, monkeypatch: 
 
 @pytest.mark.parametrize("most", [16, 64, 256, 1024, 4096, 65_536, LIMIT_MAX])
 def test_shares_add_up_to_the_limit(most: int) -> None:
-    assert reserve(most) + grpc_connections_max(most) + http_connections_max(most) == most
+    assert reserve(most) + connections_max(most) == most
     assert 0 < reserve(most) <= min(most // 4, RESERVE_MAX)
-    assert 0 < grpc_connections_max(most) < http_connections_max(most)
 
 
 def test_highest_descriptors_are_reserved(soft_limit: int) -> None:

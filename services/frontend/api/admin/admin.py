@@ -21,9 +21,8 @@ SCHEME = "bearer"
 class AdminConfig:
     """The addresses that serve admin calls, and the token that callers need.
 
-    `listen`, `grpc_listen`: addresses for admin calls alone, over HTTP and gRPC. If neither is set, the clients'
-    addresses serve admin calls. If either is set, neither protocol serves them there: an operator who moves the admin
-    API out of the clients' reach moves all of it.
+    `listen`, `grpc_listen`: addresses for admin calls alone, both over HTTP and gRPC. If neither is set, the clients'
+    addresses serve admin calls: an operator who moves the admin API out of the clients' reach moves all of it.
 
     `token`: the token that each call must carry; None: calls need none. `is_on`: whether there is an admin API at all.
     """

@@ -9,7 +9,7 @@ from services.core.bounded_executor import BoundedExecutor
 from services.core.errors import Failure
 from services.http.decompress import body_of
 from services.http.grpc.messages import COMPRESSED_BYTES_MIN, GZIP, INLINE_BYTES_MAX, compressed
-from services.http.grpc.metadata import Metadata, RpcError, encoding_fields, text_fields
+from services.http.grpc.metadata import Metadata, RpcError, encoding_fields, failed, text_fields
 from services.http.grpc.rpc import Asked, Method, Rpc, Rpcs
 from services.http.grpc.web.forms import Form
 from services.http.server.exchange import Exchange
@@ -51,7 +51,7 @@ class WebRpc(Rpc):
         except RpcError as error:
             self.asked.fault = error
         except Failure as failure:
-            self.asked.fault = RpcError(failure.traits.grpc, failure.detail)
+            self.asked.fault = failed(failure)
         self._request.forget_content()
         await self.respond()
         self._exchange.on_full = None  # It refers to the handler.
@@ -120,6 +120,9 @@ class WebRpc(Rpc):
     @property
     def has_room(self) -> bool:
         return self._exchange.has_room
+
+    def progress(self) -> int:
+        return self._exchange.progress()
 
     async def wait_room(self) -> None:
         if not self._exchange.has_room:

@@ -9,12 +9,12 @@ import pytest
 
 from services.core.errors import Failure, Reason
 from services.frontend.api.admin.admin import Admin, AdminConfig
-from services.frontend.api.admin.grpc_service import SERVICE, AdminService, AdminTokenInterceptor
+from services.frontend.api.admin.grpc_service import SERVICE, AdminService, admin_guard
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds, Thresholds
-from services.rpc.server import GrpcServer
 from services.rpc.status import CHANNEL_OPTIONS, failure_of
 from services.stubs import admin_pb2, admin_pb2_grpc
 from tests.frontend.support import alone
+from tests.http.rpcs import serving_at
 from tests.support.doubles import models_of, run_async
 
 DECODE, PREFILL = "active_decode_blocks_threshold", "active_prefill_tokens_threshold"
@@ -25,11 +25,13 @@ CONFIGURED = Thresholds(active_decode_blocks=0.5, active_prefill_tokens=100)
 async def serving(*, token: str | None = None, is_on: bool = True) -> AsyncIterator[grpc.aio.Channel]:
     thresholds = BusyThresholds(AdmissionConfig(is_on=is_on, thresholds=CONFIGURED))
     admin = Admin(AdminConfig(token=token), models_of(), thresholds, alone(thresholds))
-    async with GrpcServer([], always=[SERVICE], guards=[AdminTokenInterceptor(admin)]) as server:
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(admin), server.server)
-        address = await server.start("127.0.0.1:0")
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-            yield channel
+    async with (
+        serving_at(
+            (admin_pb2_grpc.add_AdminServicer_to_server, AdminService(admin)), guards={SERVICE: admin_guard(admin)}
+        ) as address,
+        grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel,
+    ):
+        yield channel
 
 
 def threshold(decode: float | None = None, prefill: int | None = None, model: str = "m") -> admin_pb2.BusyThreshold:

@@ -11,10 +11,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.core.client_flow import ClientBounds
-from services.http.grpc.messages import MESSAGE_BYTES_MAX
-from services.http.grpc.metadata import RpcError, message_in
+from services.core.errors import Failure, Reason
+from services.http.grpc.metadata import message_in
 from services.http.h2.wire.frames import ErrorCode, rst_stream
 from services.http.server.config import HttpConfig
+from services.rpc.status import MESSAGE_BYTES_MAX
 from tests.http.grpc.interop_service import ECHOED
 from tests.http.grpc.support import (
     EMPTY_CALL,
@@ -154,7 +155,7 @@ def test_deadline_ends_the_rpc_although_its_handler_hangs(version: str) -> None:
 def test_guard_refuses_with_a_status(version: str) -> None:
     def guard(metadata: Any) -> None:
         if "authorization" not in dict(metadata):
-            raise RpcError(grpc.StatusCode.UNAUTHENTICATED, "who are you?")
+            raise Failure(Reason.UNAUTHENTICATED, "who are you?")
 
     async def test(serving: Any) -> None:
         refused = await ask(serving, version, EMPTY_CALL, message(b""), BINARY)
@@ -258,7 +259,7 @@ def test_client_that_leaves_cancels_the_handler(version: str) -> None:
         begun = asyncio.Event()
 
         async def hang(request: Any, context: Any) -> None:
-            await context.send_initial_metadata(())
+            context.send_head(())
             begun.set()
             try:
                 await asyncio.Event().wait()

@@ -1,0 +1,24 @@
+"""Metrics of the connections of a process, and how many it takes."""
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.http.server.clients import Clients
+from services.runtime.descriptors.limit import connections_max, limit
+
+
+class ConnectionMetrics(Collector):
+    """The open connections of all servers of a process, and the limit that they have together."""
+
+    def __init__(self, prefix: str, servers: Sequence[Clients]) -> None:
+        """`servers`: the connections of each server. It may grow."""
+        self._prefix = prefix
+        self._servers = servers
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Open connections of clients."
+        yield GaugeMetricFamily(f"{self._prefix}_connections", text, sum(map(len, self._servers)))
+        text = "Connections that the limit of open files leaves room for; further ones are refused."
+        yield GaugeMetricFamily(f"{self._prefix}_connections_limit", text, connections_max(limit()))

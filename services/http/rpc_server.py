@@ -1,0 +1,18 @@
+"""gRPC for processes that serve nothing else to their clients, such as workers."""
+
+from contextlib import AbstractAsyncContextManager
+
+from services.http.app import HttpApp
+from services.http.grpc.routes import GrpcRoutes
+from services.http.server.config import HttpConfig
+from services.http.server.listener import HttpServer, Listen, http_server
+
+CLOSE_GRACE_S = 0.5
+"""How long rpcs may continue when the server closes. Those that watch something never end by themselves."""
+
+
+def rpc_server(rpcs: GrpcRoutes, listen: str) -> AbstractAsyncContextManager[HttpServer]:
+    """Serve `rpcs` on `host:port`; port 0 takes any free port. Raises StartupError as `http_server` does."""
+    config = HttpConfig(client=rpcs.bounds, shutdown_s_max=CLOSE_GRACE_S)
+    app = HttpApp(config, config.body_bytes_max, is_draining=lambda: False)
+    return http_server(app, config, Listen(listen, "gRPC", "--listen"), rpcs=rpcs)
