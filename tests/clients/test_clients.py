@@ -20,16 +20,19 @@ ENOUGH = 5
 @pytest.mark.parametrize("port", ["grpc", "http"])
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
 def test_client_generated_from_the_proto_file_completes_every_step(cluster: Cluster, client: Client, port: str) -> None:
-    """On both ports: that of grpc.aio's server, and that of our own."""
+    """On both ports, which speak everything."""
     need(client.missing)
     frontend = cluster.plane.frontend
     check_steps(cluster, client.name, [*client.command(), frontend.grpc if port == "grpc" else address(frontend)])
 
 
-def test_client_of_grpc_web_completes_every_step_over_http1(cluster: Cluster) -> None:
+@pytest.mark.parametrize("port", ["grpc", "http"])
+def test_client_of_grpc_web_completes_every_step_over_http1(cluster: Cluster, port: str) -> None:
     """Connect's client for pages, with Node's `fetch`."""
     need(CONNECT.missing)
-    check_steps(cluster, "connect", [*CONNECT.command(), "--web", address(cluster.plane.frontend)])
+    frontend = cluster.plane.frontend
+    server = frontend.grpc if port == "grpc" else address(frontend)
+    check_steps(cluster, "connect", [*CONNECT.command(), "--web", server])
 
 
 def address(frontend: Frontend) -> str:

@@ -313,8 +313,7 @@ def test_answer_of_a_client_that_does_not_read_is_cut_when_its_handler_gives_up(
     async def test(serving: Any) -> None:
         async def give_up(request: Any, context: Any) -> None:
             context.send(serving.service.types["StreamingOutputCallResponse"]())
-            context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
-            context.drops_unsent = True
+            raise Failure(Reason.SLOW_CLIENT, "the client has read nothing")
 
         serving.routes.methods[OUTPUT_CALL].behaviour = give_up
         if version == "HTTP/1.1":
