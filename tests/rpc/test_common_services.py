@@ -5,8 +5,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from structlog.testing import capture_logs
 
 from services.core.gate import Gate
 from services.http.grpc.routes import GrpcRoutes
@@ -74,6 +76,19 @@ def test_health_of_a_service_that_does_not_exist_is_not_found() -> None:
         return grpc.StatusCode.OK
 
     assert run_async(scenario()) is grpc.StatusCode.NOT_FOUND
+
+
+def test_method_that_the_library_lacks_is_unimplemented_and_no_bug() -> None:
+    async def scenario() -> grpc.StatusCode:
+        async with serving() as (_, channel):
+            call: Any = channel.unary_unary("/grpc.health.v1.Health/List")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(b"")
+        return caught.value.code()
+
+    with capture_logs() as logs:
+        assert run_async(scenario()) is grpc.StatusCode.UNIMPLEMENTED
+    assert logs == []
 
 
 def test_reflection_names_every_service() -> None:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import grpc
 import pytest
 
 from services.runtime.cancel_scope import CancelScope
@@ -304,27 +303,3 @@ def test_scope_in_a_task_group_ends_only_its_own_body() -> None:
         return other.result()
 
     assert in_task(work) == ("through", 0)
-
-
-def test_scope_works_in_a_task_of_grpc() -> None:
-    async def answer(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-        with CancelScope(asyncio.get_running_loop()) as scope:
-            scope.cancel()
-            await wait_for_ever()
-        await asyncio.sleep(0)
-        return b"through"
-
-    async def scenario() -> bytes:
-        server = grpc.aio.server()
-        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(answer)
-        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("s", {"m": handler})])
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/s/m")
-                return await method(b"")
-        finally:
-            await server.stop(None)
-
-    assert run_async(scenario()) == b"through"

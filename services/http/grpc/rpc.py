@@ -1,6 +1,6 @@
 """One rpc, whichever wire it came on: the handler that answers it, and the context that the handler sees.
 
-The context is the one of services/rpc/context.py, with what the handlers of grpcio's health and reflection call.
+The context is the one of services/rpc/context.py, with what generated code and grpcio's health and reflection call.
 """
 
 import asyncio
@@ -194,7 +194,9 @@ class Rpc(ABC):
             context.fail(failure)
             failure.clear_tracebacks()
         except Exception as error:
-            context.fail(bug_failure(error, f"(any) of {self.asked.path}"))
+            # Generated code sets the status and raises for a method that its service lacks.
+            if not isinstance(error, NotImplementedError) or context.status is not StatusCode.UNIMPLEMENTED:
+                context.fail(bug_failure(error, f"(any) of {self.asked.path}"))
         self.end(context.status, context.message, context.trailing, now=context.drops_unsent)
 
     async def _within_deadline(self, context: "RpcContext") -> None:
@@ -284,6 +286,14 @@ class RpcContext:
         """Seconds until the client's deadline; None: it has none."""
         deadline = self._rpc.asked.deadline
         return None if deadline is None else max(0.0, deadline - clock())
+
+    def set_code(self, code: StatusCode) -> None:
+        """Set the status for when the handler ends, as in grpc.aio."""
+        self.status = code
+
+    def set_details(self, details: str) -> None:
+        """Set its message."""
+        self.message = details
 
     def fail(self, failure: Failure, request_id: str = "") -> None:
         """End the rpc with the failure once the handler returns. A slow client gets no more than its status."""
