@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.comparison.rounds import MACHINE, OURS, PEER, Round, rows, spread, values
+from bench.comparison.rounds import MACHINE, OURS, PEER, SMG, Round, rows, spread, values
 
-COLOURS = {OURS: "#1a6fb5", PEER: "#c9541f", MACHINE: "#777777"}
+COLOURS = {OURS: "#1a6fb5", PEER: "#c9541f", SMG: "#3a8f4d", MACHINE: "#777777"}
 INCHES = (11.0, 5.5)
 DOTS_PER_INCH = 120
 
@@ -27,9 +27,10 @@ PANELS = {
     "frontend CPU, µs per token": (
         Line(OURS, "cpu_us_per_token"),
         Line(PEER, "cpu_us_per_token"),
+        Line(SMG, "cpu_us_per_token"),
         Line(MACHINE, "send_us", "floor", "a bare send", ":"),
     ),
-    "tokens per second": (Line(OURS, "tokens_per_s"), Line(PEER, "tokens_per_s")),
+    "tokens per second": tuple(Line(system, "tokens_per_s") for system in (OURS, PEER, SMG)),
     "time to first token, ms": (
         Line(OURS, "first_token_ms_p50", label="Unbroken p50"),
         Line(PEER, "first_token_ms_p50", label="Dynamo p50"),

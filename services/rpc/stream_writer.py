@@ -158,7 +158,8 @@ class StreamWriter:
         try:
             async with self._group:
                 outcome = await outcome_of(pipeline, request, self._call, self)
-                self._close()
+                if self._writing is not None or not isinstance(outcome, Failure):  # A refusal needs no timer.
+                    self._close()
                 if self._writing is not None:
                     # Await it here: a group with a task that fails during its exit leaves its owner cancelled.
                     await self._writing
