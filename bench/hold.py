@@ -29,7 +29,7 @@ import click
 
 from bench.clients.held_streams import HeldHttp, HeldRpcs, HeldStreams, HeldWire
 from bench.clients.observers import Observation, observing
-from bench.clients.requests import GRPC_AT, GRPC_PATH, PATH, grpc_request, request_body
+from bench.clients.requests import GRPC_PATH, PATH, grpc_request, request_body
 from bench.clients.wires import http_message
 from bench.compare import RESULTS
 from bench.measure.conditions import command, machine
@@ -55,7 +55,7 @@ KIB_GOAL = 16.0
 HTTP, GRPC = "HTTP/SSE", "gRPC"
 WIRES: Mapping[str, tuple[str, Callable[[], HeldWire]]] = {
     HTTP: ("http", lambda: HeldHttp(http_message(PATH, request_body(ENDLESS_TOKENS)))),
-    GRPC: (GRPC_AT, lambda: HeldRpcs(GRPC_PATH, grpc_request(ENDLESS_TOKENS).SerializeToString())),
+    GRPC: ("grpc", lambda: HeldRpcs(GRPC_PATH, grpc_request(ENDLESS_TOKENS).SerializeToString())),
 }
 """For each wire: the name of the frontend's address, and what a connection speaks."""
 

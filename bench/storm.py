@@ -22,7 +22,7 @@ import click
 
 from bench.clients.client_pool import ClientPool, Replies
 from bench.clients.observers import Observation, observing
-from bench.clients.requests import GRPC_AT, GRPC_PATH
+from bench.clients.requests import GRPC_PATH
 from bench.clients.wires import ANSWERED, REFUSED, GrpcWire, HttpWire, Wire, http_message
 from bench.measure.process_usage import cpu_seconds
 from bench.measure.quantiles import quantiles_ms
@@ -102,7 +102,7 @@ class Storms:
     def storm(self, name: str, *, is_open: bool) -> dict[str, Any]:
         """Send all requests at once, while observers watch."""
         number = GRPC_CONNECTIONS if name == "grpc" else self.requests
-        address = self.frontend.ready[GRPC_AT] if name == "grpc" else self.http
+        address = self.frontend.grpc if name == "grpc" else self.http
         with ClientPool(address, number, wires(TOKENS)[name]) as pool:
             if is_open:
                 pool.connect()
@@ -116,7 +116,7 @@ class Storms:
 
     def refusals(self, name: str) -> dict[str, Any]:
         """Send requests again and again from all clients while no slot is free."""
-        address = self.frontend.ready[GRPC_AT] if name == "grpc" else self.http
+        address = self.frontend.grpc if name == "grpc" else self.http
         asyncio.run(until(self._takes_requests))  # The worker may still count as full.
         with observing(self._observation(SLOTS + PLACES, probes={}), SLOTS) as observed:
             asyncio.run(until(lambda: self._is_full()))

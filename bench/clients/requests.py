@@ -9,8 +9,6 @@ from services.stubs import inference_pb2
 
 PATH = "/v1/completions"
 GRPC_PATH = "/unbroken.v1.Inference/Generate"
-GRPC_AT = "http"
-"""The address, by its name in a frontend's ready file, at which gRPC is measured: that of our own server."""
 MODEL = "mocker"
 PROMPT = "The capital of France is"
 SPLIT_CHARACTERS = (0xC3, 0xD0, 0xD7, 0xE5, 0xE6, 0xE8, 0xF0)

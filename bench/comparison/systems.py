@@ -12,14 +12,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.clients.requests import GRPC_AT
 from bench.comparison.rounds import OURS, PEER, SMG
 from bench.measure.errors import BenchError
 
 WORKERS = 2
 ITL_MS = 6.0
 """Time between two tokens: about the step time of the peer's mocker at its own speed."""
-START_S_MAX = 20.0
+START_S_MAX = 60.0
 PEER_START_S_MAX = 90.0
 END_S_MAX = 10.0
 POLL_S = 0.02
@@ -69,7 +68,7 @@ def ours(itl_ms: float) -> Iterator[Running]:
             pid=plane.frontends[0].pid,
             workers=[worker.pid for worker in plane.workers],
             version=version("unbroken"),
-            grpc=served[GRPC_AT],
+            grpc=served["grpc"],
             repeats=True,
         )
 
