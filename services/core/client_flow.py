@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+CONNECTION_SHARES = 16
+"""How many times `buffer_bytes_max` may be unsent on all streams of one connection together."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientBounds:
@@ -16,6 +19,11 @@ class ClientBounds:
     buffer_bytes_max: int = 4 * 1024 * 1024
     stall_s_max: float = 30.0
     drain_s_max: float = 30.0
+
+    @property
+    def connection_bytes_max(self) -> int:
+        """Unsent bytes on all streams of one connection above which the one with most is ended with SLOW_CLIENT."""
+        return CONNECTION_SHARES * self.buffer_bytes_max
 
     def drain_s(self, size: int) -> float:
         """How long a client may take for the last `size` bytes: `drain_s_max` for up to `buffer_bytes_max` bytes.
@@ -55,7 +63,7 @@ class StallWatch:
             self._look()
 
     def stop(self) -> None:
-        """Stop looking."""
+        """Stop looking. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,6 +1,7 @@
 """Buffers deltas for a slow client: the deltas of each choice are joined into fewer, larger ones of bounded size."""
 
 from array import array
+from collections.abc import Callable
 
 from services.core.interface import Delta, TokenLogprobs, Usage
 from services.core.request import Continuation, FinishReason
@@ -86,6 +87,10 @@ class _Piece:
         )
 
 
+def _ignore(_: int) -> None:
+    """Nobody counts."""
+
+
 class DeltaBuffer:
     """Deltas that wait for their client, oldest first. `size`: in bytes.
 
@@ -93,10 +98,12 @@ class DeltaBuffer:
     pieces, mostly none: an empty list takes a tenth of the memory of an empty deque.
     """
 
-    __slots__ = ("_last", "_pieces", "size")
+    __slots__ = ("_last", "_on_size", "_pieces", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, on_size: Callable[[int], None] = _ignore) -> None:
+        """`on_size`: called with the size whenever it has changed."""
         self.size = 0
+        self._on_size = on_size
         self._pieces: list[_Piece] = []
         self._last: dict[int, _Piece] = {}  # choice → the piece that its next delta is added to
 
@@ -115,6 +122,7 @@ class DeltaBuffer:
         if delta.usage is not None and piece is not self._pieces[-1]:  # The usage comes with the last delta of all.
             self._pieces.remove(piece)
             self._pieces.append(piece)
+        self._on_size(self.size)
         return added
 
     def pop(self) -> Delta:
@@ -123,4 +131,5 @@ class DeltaBuffer:
         if self._last[piece.choice] is piece:
             del self._last[piece.choice]
         self.size -= piece.size
+        self._on_size(self.size)
         return piece.delta()

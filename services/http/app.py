@@ -82,21 +82,18 @@ class HttpApp:
             case bug:
                 return error_response(bug_failure(bug, request_id), request_id)
 
-    def no_room(self, path: str, headers: Mapping[str, str]) -> bytes:
-        request = HttpRequest(method="", path=path, headers=headers, keeps_alive=False)
+    def no_room(self, request: HttpRequest) -> Response:
         request.id = request_id_of(request)
         request.shared = self._cors.headers_of(request)
         if self._shortage is not None:
-            self._shortage.count_refused(path)
+            self._shortage.count_refused(request.path)
         failure = Failure(
             Reason.OVERLOADED,
             "the server has no room for another connection",
             retry_after_s=jittered_s(RETRY_AFTER_S_MIN, self._rng),
             metadata={CAUSE: RefusedFor.CONNECTIONS},
         )
-        return error_response(failure, request.id, overload_status=self.config.overload_status).encode(
-            request, is_last=True
-        )
+        return error_response(failure, request.id, overload_status=self.config.overload_status)
 
     def on_paused(self) -> None:
         if self._shortage is not None:

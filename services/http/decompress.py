@@ -10,8 +10,7 @@ from services.http.server.messages import HttpRequest
 
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """Content-Encoding → zlib's `wbits`. Source: RFC 9110, section 8.4.1; the documentation of zlib's `decompressobj`."""
-
-
+_PIECE_BYTES = 64 * 1024
 _CHARSET = re.compile(r"charset\s*=\s*\"?([^\s;\"]+)", re.IGNORECASE)
 _UTF_8 = frozenset({"utf-8", "utf8"})
 _LIKE_ASCII = frozenset({"us-ascii", "ascii", "iso-8859-1", "latin1", "latin-1", "windows-1252"})
@@ -48,16 +47,49 @@ def _decompressed(body: bytes, encoding: str, bytes_max: int) -> bytes:
     if encoding not in _WINDOW_BITS:
         known = ", ".join(_WINDOW_BITS)
         raise _invalid(f"the body's Content-Encoding {quoted(encoding)} is not supported: use one of {known}, or none")
-    decompressor = zlib.decompressobj(_WINDOW_BITS[encoding])
     try:
-        content = decompressor.decompress(body, bytes_max + 1)
+        content = inflated(body, _WINDOW_BITS[encoding], bytes_max)
     except zlib.error as error:
         raise _invalid(f"the body is not {encoding} as its headers say: {error}") from error
-    if len(content) <= bytes_max and not decompressor.eof:
-        raise _invalid(f"the body is incomplete: its {encoding} data has no end")
-    if decompressor.unused_data:
-        raise _invalid(f"the body has bytes after the end of its {encoding} data: send one {encoding} member")
+    except NotOneMember as error:
+        raise _invalid(f"the body {error}: send one {encoding} member") from None
+    if content is None:
+        raise too_large(bytes_max)
     return content
+
+
+class NotOneMember(Exception):
+    """The data is less than one compressed member, or more."""
+
+
+def inflated(data: bytes, window_bits: int, bytes_max: int) -> bytes | None:
+    """The decompressed data; None: it is larger than `bytes_max`. Raises zlib.error and NotOneMember.
+
+    The size is found first, without keeping the content: what expands to a gigabyte takes no memory, and what is
+    accepted is allocated once.
+    """
+    size = _inflated_size(data, window_bits, bytes_max)
+    return None if size > bytes_max else zlib.decompress(data, window_bits, bufsize=max(1, size))
+
+
+def _inflated_size(data: bytes, window_bits: int, bytes_max: int) -> int:
+    """The size of the decompressed data, or one above `bytes_max`."""
+    inflater, size, rest = zlib.decompressobj(window_bits), 0, memoryview(data)
+    while rest and not inflater.eof:
+        piece: bytes | memoryview = rest[:_PIECE_BYTES]
+        rest = rest[_PIECE_BYTES:]
+        grown = _PIECE_BYTES
+        while piece or grown == _PIECE_BYTES:  # A full piece: more may follow from the same bytes.
+            grown = len(inflater.decompress(piece, _PIECE_BYTES))
+            size += grown
+            if size > bytes_max:
+                return size
+            piece = inflater.unconsumed_tail
+    if not inflater.eof:
+        raise NotOneMember("is incomplete")
+    if inflater.unused_data or rest:
+        raise NotOneMember("has bytes after its end")
+    return size
 
 
 def _invalid(detail: str) -> Failure:

@@ -9,11 +9,18 @@ from services.core.errors import Failure
 class Context(Protocol):
     """One rpc. A handler answers it by what it sends, and ends it by its return, or by the Failure that it raises.
 
-    `has_room`: whether the client is not slow.
+    `has_room`: whether the client is not slow. `on_evicted`: called with the reason if the rpcs of the client's
+    connection leave too much unread together, and this one most: nothing more of it is sent.
     """
+
+    on_evicted: Callable[[str], None] | None
 
     @property
     def has_room(self) -> bool: ...
+
+    def hold(self, size: int) -> None:
+        """Count what waits outside until there is room."""
+        ...
 
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
         """What the client has sent."""

@@ -39,6 +39,7 @@ class StreamWriter:
     | --- | --- |
     | leaves more than `buffer_bytes_max` unread | the request ends; the client may read the buffer for `drain_s` |
     | reads nothing for `stall_s_max` | the request ends, and nothing more is written |
+    | leaves `connection_bytes_max` unread on all its streams, and most on this one | the same |
     | does not read the end within `drain_s` | nothing more is written |
 
     Unread bytes are those in the buffer, without the message being written (at most `PIECE_BYTES_MAX`) and the buffers
@@ -54,6 +55,7 @@ class StreamWriter:
         "_context",
         "_drain_s",
         "_draining",
+        "_given_up",
         "_group",
         "_has_head",
         "_has_message",
@@ -72,7 +74,7 @@ class StreamWriter:
         self._send_on: Callable[[bytes], None] | None = None  # Set while messages go straight to the client.
         self._context = context
         self._bounds = bounds
-        self._buffer = DeltaBuffer()
+        self._buffer = DeltaBuffer(context.hold)
         self._changed: asyncio.Event | None = None  # Made when the writer first waits: most streams have none.
         self._is_closed = False
         self._is_writing = False
@@ -80,6 +82,7 @@ class StreamWriter:
         self._group = asyncio.TaskGroup()
         self._draining = asyncio.timeout(None)
         self._drain_s = bounds.drain_s_max
+        self._given_up = ""  # Why, if nothing more is written.
         self._watch: StallWatch | None = None
         self._items: KeptItems | None = None
         self._room: ReplayRoom | None = None
@@ -139,6 +142,7 @@ class StreamWriter:
                 self._room = ReplayRoom(kept.generation.record_ends)
             if kept.cursor is None:  # With one, the answer may still be refused.
                 kept.generation.on_begun = self._begin_early
+        self._context.on_evicted = self._give_up
         try:
             async with self._draining:
                 await self._run(pipeline, request)
@@ -153,6 +157,7 @@ class StreamWriter:
                 self._watch = None  # Break the cycle: it need not wait for the garbage collector.
             if kept is not None:
                 kept.generation.on_begun = None  # Likewise.
+            self._context.on_evicted = None
 
     async def _run(self, pipeline: Layer, request: Request) -> None:
         try:
@@ -180,15 +185,11 @@ class StreamWriter:
         if not self._has_head:
             self._context.send_head(self._head())
 
-    @property
-    def _has_stalled(self) -> bool:
-        return self._watch is not None and self._watch.has_stalled
-
     def _close(self) -> None:
-        """No more tokens come. The client has a bounded time to read the rest, or no time if it has stalled."""
+        """No more tokens come. The client has a bounded time to read the rest, or no time if it is given up."""
         self._is_closed = True
         self._wake()
-        self._drain_s = 0.0 if self._has_stalled else self._bounds.drain_s(self._buffer.size)
+        self._drain_s = 0.0 if self._given_up else self._bounds.drain_s(self._buffer.size)
         self._draining.reschedule(asyncio.get_running_loop().time() + self._drain_s)
 
     async def _write_all(self) -> None:
@@ -231,14 +232,17 @@ class StreamWriter:
         return self._context.progress() if self._is_writing else None
 
     def _on_stall(self) -> None:
-        self._end(self._slow_detail())
+        self._give_up(f"the client has read nothing for {self._bounds.stall_s_max:g} s")
+
+    def _give_up(self, why: str) -> None:
+        """Write nothing more, and end the request."""
+        self._given_up = why
+        self._end(why)
         if self._is_closed:
             self._draining.reschedule(asyncio.get_running_loop().time())
 
     def _slow_detail(self) -> str:
-        if self._has_stalled:
-            return f"the client has read nothing for {self._bounds.stall_s_max:g} s"
-        return f"the client did not read the end of the answer within {self._drain_s:g} s"
+        return self._given_up or f"the client did not read the end of the answer within {self._drain_s:g} s"
 
     def _end(self, why: str) -> None:
         self._call.ending.fail(Failure(Reason.SLOW_CLIENT, why), Cause.SLOW_CLIENT)

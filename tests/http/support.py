@@ -28,7 +28,7 @@ from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.http.h1.exchange import unsent_bytes
 from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
-from services.http.server.context import ConnectionContext
+from services.http.server.context import ConnectionContext, Rpcs
 from services.http.server.detector import Detector
 from services.http.server.listener import Listen, http_server
 from services.models.tokenizers import Vocabulary
@@ -264,8 +264,9 @@ async def serving(
     finder: GenerationFinder | None = None,
     admin: Admin | None = None,
     is_apart: bool = False,
+    rpcs: Rpcs | None = None,
 ) -> AsyncIterator[Server]:
-    """`finder`: None: no worker has an answer. `is_apart`: serve only admin calls."""
+    """`finder`: None: no worker has an answer. `is_apart`: serve only admin calls. `rpcs`: served on the same port."""
     metrics = CollectorRegistry()
     frontend = catalog or StubFrontend()
     outcomes = Outcomes(pipeline, frontend.gate)
@@ -276,7 +277,7 @@ async def serving(
         app = build_admin_app(admin, frontend, control, config)
     else:
         app = build_app(outcomes, frontend, control, config, on_refused, finder or finder_of(), admin)
-    async with http_server(app, config, Listen("127.0.0.1:0")) as listening:
+    async with http_server(app, config, Listen("127.0.0.1:0"), rpcs=rpcs) as listening:
         connector = aiohttp.TCPConnector(limit=connections_max)
         session = aiohttp.ClientSession(f"http://127.0.0.1:{listening.port}", connector=connector)
         server = Server(listening.port, session, metrics, outcomes, listening.context)

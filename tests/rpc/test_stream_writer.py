@@ -72,10 +72,14 @@ class Unread:
     """The context of a client that has left before the head is sent. Notes whether it counted as told of its answer."""
 
     has_room = True
+    on_evicted = None
 
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
         self.was_told = False
+
+    def hold(self, size: int) -> None:
+        """Nobody counts."""
 
     def send_head(self, metadata: Any) -> None:
         self.was_told = self._kept.generation.is_told

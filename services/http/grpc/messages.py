@@ -3,7 +3,6 @@
 import gzip
 import struct
 import zlib
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -11,6 +10,7 @@ from grpc import StatusCode
 
 from services.core.bounded_executor import BoundedExecutor
 from services.core.errors import Failure, Reason
+from services.http.decompress import NotOneMember, inflated
 from services.http.grpc.metadata import RpcError, failed
 from services.rpc.status import MESSAGE_BYTES_MAX
 
@@ -26,35 +26,55 @@ T = TypeVar("T")
 
 
 class MessageReader:
-    """The messages of one request. `is_midway`: a part of the next one has come."""
+    """The messages of one request. They are cut when they are read: many small ones need no more memory than they have
+    bytes.
+    """
 
-    __slots__ = ("_data", "messages")
+    __slots__ = ("_data",)
 
     def __init__(self) -> None:
-        """`messages`: those that have come whole, and whether they are compressed."""
-        self.messages: deque[tuple[bool, bytes]] = deque()
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Add content. Raises RpcError."""
+        """Add content. Raises RpcError if the next message is too large, before it has come."""
         self._data += data
-        start = 0
-        while len(self._data) - start >= _PREFIX.size:
-            flag, size = _PREFIX.unpack_from(self._data, start)
-            if flag > 1:
-                raise RpcError(StatusCode.INTERNAL, f"a message with the flag {flag}")
-            if size > MESSAGE_BYTES_MAX:
-                raise too_large()
-            end = start + _PREFIX.size + size
-            if end > len(self._data):
-                break
-            self.messages.append((flag == 1, bytes(self._data[start + _PREFIX.size : end])))
-            start = end
-        del self._data[:start]
+        self._next_end()
+
+    def next(self) -> tuple[bool, bytes] | None:
+        """The next message, and whether it is compressed; None: it has not come whole. Raises RpcError."""
+        if not (end := self._next_end()):
+            return None
+        message = bytes(memoryview(self._data)[_PREFIX.size : end])
+        is_compressed = self._data[0] == 1
+        del self._data[:end]
+        return is_compressed, message
+
+    def _next_end(self) -> int:
+        """Where the next message ends; 0: it has not come whole."""
+        if len(self._data) < _PREFIX.size:
+            return 0
+        flag, size = _PREFIX.unpack_from(self._data)
+        if flag > 1:
+            raise RpcError(StatusCode.INTERNAL, f"a message with the flag {flag}")
+        if size > MESSAGE_BYTES_MAX:
+            raise too_large()
+        end: int = _PREFIX.size + size
+        return end if end <= len(self._data) else 0
 
     @property
-    def is_midway(self) -> bool:
-        return bool(self._data)
+    def has_next(self) -> bool:
+        """Whether a whole message has come. Raises RpcError."""
+        return self._next_end() > 0
+
+    @property
+    def has_more_than_one(self) -> bool:
+        """Whether something follows the first message. Raises RpcError."""
+        return 0 < self._next_end() < len(self._data)
+
+    @property
+    def size(self) -> int:
+        """Bytes that were not read."""
+        return len(self._data)
 
 
 def prefixed(message: bytes, flag: int = 0) -> bytes:
@@ -78,8 +98,7 @@ class Compression:
         """The message. `encoding`: as the request says. Raises RpcError, and Failure(OVERLOADED)."""
         if encoding != GZIP:
             raise RpcError(StatusCode.INTERNAL, "a compressed message without a grpc-encoding that says how")
-        small = _inflated(message, INLINE_BYTES_MAX)
-        if small is not None:
+        if len(message) <= INLINE_BYTES_MAX and (small := _inflated(message, INLINE_BYTES_MAX)) is not None:
             return small
         large = await self._executor.run(_inflated, message, MESSAGE_BYTES_MAX, size=len(message))
         if large is None:
@@ -95,16 +114,12 @@ class Compression:
 
 def _inflated(message: bytes, bytes_max: int) -> bytes | None:
     """The decompressed message; None: it is larger than `bytes_max`. Raises RpcError."""
-    inflater = zlib.decompressobj(_GZIP_BITS)
     try:
-        content = inflater.decompress(message, bytes_max + 1)
+        return inflated(message, _GZIP_BITS, bytes_max)
     except zlib.error as error:
         raise RpcError(StatusCode.INTERNAL, f"the message is not in gzip as its flag says: {error}") from None
-    if len(content) > bytes_max:
-        return None
-    if not inflater.eof or inflater.unused_data:
-        raise RpcError(StatusCode.INTERNAL, "the message is not one whole member of gzip")
-    return content
+    except NotOneMember:
+        raise RpcError(StatusCode.INTERNAL, "the message is not one whole member of gzip") from None
 
 
 def compressed(message: bytes) -> bytes:

@@ -8,7 +8,7 @@ import grpc
 from services.core.client_flow import ClientBounds
 from services.core.errors import Failure
 from services.http.grpc.messages import Compression
-from services.http.grpc.metadata import Metadata, RpcError, failed, metadata_in
+from services.http.grpc.metadata import Metadata, RpcError, failed, head_block, metadata_in, trailers_block
 from services.http.grpc.rpc import Method
 from services.http.grpc.stream_rpc import RejectedRpc, StreamRpc
 from services.http.h2.request import Host
@@ -65,6 +65,11 @@ class GrpcRoutes:
                 guard(metadata)
             except Failure as failure:
                 raise failed(failure) from None
+
+    def no_room(self) -> bytes:
+        """The block of header fields that answers an rpc for whose connection there is no room."""
+        why = "the server has no room for another connection: try again, or another server"
+        return head_block(()) + trailers_block(grpc.StatusCode.UNAVAILABLE, why)
 
     def open(self, host: Host, stream: Stream, head: RequestHead) -> Receiver:
         """An rpc has begun to arrive. Returns what takes its content."""

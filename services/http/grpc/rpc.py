@@ -96,12 +96,22 @@ class Asked:
         if self.encoding not in (IDENTITY, GZIP):
             raise RpcError(StatusCode.UNIMPLEMENTED, f"grpc-encoding {self.encoding[:50]} is not supported: use gzip")
 
+    def feed(self, data: bytes) -> None:
+        """Content of the request has come. Raises RpcError if a message is too large, or one too many."""
+        self.reader.feed(data)
+        if not self.method.is_request_streamed and self.reader.has_more_than_one:
+            raise RpcError(StatusCode.INTERNAL, "several messages where one is expected")
+
     def check_end(self) -> None:
-        """The request is complete. Raises RpcError if it lacks something."""
-        if self.reader.is_midway:
+        """The request is complete. Raises RpcError if it lacks its only message."""
+        if not self.method.is_request_streamed and not self.reader.has_next:
+            self.check_rest()
+            raise RpcError(StatusCode.INTERNAL, "no message where one is expected")
+
+    def check_rest(self) -> None:
+        """All messages were read. Raises RpcError if something is left."""
+        if self.reader.size:
             raise RpcError(StatusCode.INTERNAL, "the request ends within a message")
-        if not self.method.is_request_streamed and len(self.reader.messages) != 1:
-            raise RpcError(StatusCode.INTERNAL, f"{len(self.reader.messages)} messages where one is expected")
 
 
 class Rpc(ABC):
@@ -119,6 +129,8 @@ class Rpc(ABC):
 
     async def read(self) -> Any:
         """The next message, decoded; None after the last. Raises RpcError, and Failure(OVERLOADED)."""
+        if self.asked.method.is_request_streamed:
+            await asyncio.sleep(0)  # A client that sends many messages at once does not keep the event loop.
         if (one := await self.next_message()) is None:
             return None
         is_compressed, message = one
@@ -159,6 +171,20 @@ class Rpc(ABC):
     @abstractmethod
     def has_room(self) -> bool:
         """Whether the client is not slow."""
+
+    @property
+    @abstractmethod
+    def on_evicted(self) -> Callable[[str], None] | None:
+        """Called with the reason if the streams of the client's connection leave too much unread together, and this one
+        most: nothing more of it is sent."""
+
+    @on_evicted.setter
+    @abstractmethod
+    def on_evicted(self, callback: Callable[[str], None] | None) -> None: ...
+
+    @abstractmethod
+    def hold(self, size: int) -> None:
+        """Count what waits outside until there is room."""
 
     @abstractmethod
     async def wait_room(self) -> None:
@@ -257,6 +283,19 @@ class RpcContext:
     def has_room(self) -> bool:
         """Whether the client is not slow."""
         return self._rpc.has_room
+
+    @property
+    def on_evicted(self) -> Callable[[str], None] | None:
+        """See `Rpc`."""
+        return self._rpc.on_evicted
+
+    @on_evicted.setter
+    def on_evicted(self, callback: Callable[[str], None] | None) -> None:
+        self._rpc.on_evicted = callback
+
+    def hold(self, size: int) -> None:
+        """Count what waits outside until there is room."""
+        self._rpc.hold(size)
 
     def send_head(self, metadata: Metadata = ()) -> None:
         """Send the head of the answer, once."""

@@ -5,16 +5,15 @@ from collections.abc import Callable
 
 from grpc import StatusCode
 
-from services.http.grpc.messages import COMPRESSED_BYTES_MIN, GZIP, INLINE_BYTES_MAX, compressed
+from services.http.grpc.messages import COMPRESSED_BYTES_MIN, GZIP, INLINE_BYTES_MAX, MessageReader, compressed
 from services.http.grpc.metadata import Metadata, RpcError, head_block, trailers_block
 from services.http.grpc.rpc import Asked, Method, Rpc, Rpcs
 from services.http.h2.request import Host, Request
 from services.http.h2.stream import Stream
 from services.http.h2.wire.fields import RequestHead
 from services.http.h2.wire.frames import ErrorCode
+from services.http.server.config import PROBE_RPC
 from services.http.server.exchange import taken_within
-
-HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
 
 class Ended(Request):
@@ -22,8 +21,8 @@ class Ended(Request):
 
     __slots__ = ("_has_head",)
 
-    def __init__(self, host: Host, stream: Stream) -> None:
-        super().__init__(host, stream)
+    def __init__(self, host: Host, stream: Stream, head_size: int) -> None:
+        super().__init__(host, stream, head_size)
         self._has_head = False
 
     def end(self, code: StatusCode, message: str = "", trailing: Metadata = (), *, now: bool = False) -> None:
@@ -53,7 +52,7 @@ class RejectedRpc(Ended):
     __slots__ = ("_error",)
 
     def __init__(self, host: Host, stream: Stream, error: RpcError) -> None:
-        super().__init__(host, stream)
+        super().__init__(host, stream, head_size=0)
         self._error = error.with_traceback(None)  # Break a cycle: it need not wait for the garbage collector.
         self.begin()
 
@@ -76,7 +75,7 @@ class StreamRpc(Ended, Rpc):
     )
 
     def __init__(self, host: Host, stream: Stream, head: RequestHead, method: Method, rpcs: Rpcs) -> None:
-        super().__init__(host, stream)
+        super().__init__(host, stream, head.size)
         self._changed: asyncio.Event | None = None
         self._request_has_ended = False
         self._held_size = self._unused_size = 0
@@ -87,29 +86,27 @@ class StreamRpc(Ended, Rpc):
     # Receiving
 
     def on_data(self, data: bytes) -> None:
-        if self.asked.fault is not None or (self._has_begun and not self.asked.method.is_request_streamed):
+        is_streamed = self.asked.method.is_request_streamed
+        if self.asked.fault is not None or (self._has_begun and not is_streamed):
             return  # The window stays closed.
-        if not self.asked.method.is_request_streamed and not self._hold(len(data)):
+        if self._host.bodies_size + len(data) > self._host.context.app.body_bytes_max:
+            self._stream.reset(ErrorCode.REFUSED_STREAM)  # Above the bound of all requests of the connection.
             return
+        self._hold(len(data))
         self._unused_size += len(data)
         try:
-            self.asked.reader.feed(data)
+            self.asked.feed(data)
+            if not is_streamed or not self.asked.reader.has_next:
+                self._use()
         except RpcError as error:
             self._set_fault(error)
-            return
-        if not self.asked.method.is_request_streamed or not self.asked.reader.messages:
-            self._use()
-        self._wake()
+        else:
+            self._wake()
 
-    def _hold(self, size: int) -> bool:
-        """Count content that waits for the rest of the request. Returns False, and resets the stream, above the bound
-        of all requests of the connection."""
-        if self._host.bodies_size + size > self._host.context.app.body_bytes_max:
-            self._stream.reset(ErrorCode.REFUSED_STREAM)
-            return False
+    def _hold(self, size: int) -> None:
+        """Count content that is kept until it is read, or no longer if `size` is negative."""
         self._host.bodies_size += size
         self._held_size += size
-        return True
 
     def _use(self) -> None:
         """Let the client send on: what has come is used, or a part of a message that is bounded."""
@@ -130,7 +127,7 @@ class StreamRpc(Ended, Rpc):
 
     def _begin(self) -> None:
         """Answer when it is the rpc's turn. A health check waits for none."""
-        self.begin(at_once=self.asked.path == HEALTH_CHECK)
+        self.begin(at_once=self.asked.path == PROBE_RPC)
 
     def on_late(self) -> None:
         within = f"within {self._host.context.config.body_read_s_max:g} s"
@@ -152,31 +149,40 @@ class StreamRpc(Ended, Rpc):
         super().on_reset()
 
     def _release(self) -> None:
-        self._host.bodies_size -= self._held_size
-        self._held_size = 0
+        """Drop what was not read."""
+        self.asked.reader = MessageReader()
+        self._hold(-self._held_size)
 
     async def next_message(self) -> tuple[bool, bytes] | None:
-        while not self.asked.reader.messages:
+        while (one := self._next()) is None:
             if self.asked.fault is not None:
                 raise self.asked.fault
             if self._request_has_ended:
+                self.asked.check_rest()
                 return None
             self._changed = asyncio.Event()
             await self._changed.wait()
             self._changed = None
-        one = self.asked.reader.messages.popleft()
-        if not self.asked.reader.messages:
-            self._use()
+        return one
+
+    def _next(self) -> tuple[bool, bytes] | None:
+        """The next message, if it has come. Raises RpcError."""
+        reader = self.asked.reader
+        if (one := reader.next()) is not None:
+            self._hold(reader.size - self._held_size)
+            if not reader.has_next:
+                self._use()
         return one
 
     # Answering
 
     async def answer(self) -> None:
-        self._release()
-        await self.respond()
-        if self._stream.unsent_size:
-            size = self._stream.unsent_size
-            await taken_within(self.asked.rpcs.bounds, size, self, self._wait_sent(), self.asked.path)
+        try:
+            await self.respond()
+            if size := self._stream.unsent_size:
+                await taken_within(self.asked.rpcs.bounds, size, self, self._wait_sent(), self.asked.path)
+        finally:
+            self._release()
 
     def send_head(self, metadata: Metadata = ()) -> None:
         """Send the head of the answer, once."""
@@ -214,6 +220,17 @@ class StreamRpc(Ended, Rpc):
     def has_room(self) -> bool:
         """Whether the client is not slow."""
         return self._stream.has_room
+
+    @property
+    def on_evicted(self) -> Callable[[str], None] | None:
+        return self._stream.on_evicted
+
+    @on_evicted.setter
+    def on_evicted(self, callback: Callable[[str], None] | None) -> None:
+        self._stream.on_evicted = callback
+
+    def hold(self, size: int) -> None:
+        self._stream.hold(size)
 
     # What `taken_within` asks for
 

@@ -39,11 +39,12 @@ class H1Exchange:
     connection takes another request after this answer.
     """
 
-    __slots__ = ("_written_size", "cork", "has_room", "keeps_alive", "on_full", "on_room", "transport")
+    __slots__ = ("_written_size", "cork", "has_room", "keeps_alive", "on_evicted", "on_full", "on_room", "transport")
 
     def __init__(self, cork: Cork) -> None:
         self.cork = cork
         self.keeps_alive = self.has_room = True
+        self.on_evicted: Callable[[str], None] | None = None  # Never called: a connection has one answer at a time.
         self.on_full: Callable[[], None] | None = None
         self.on_room: Callable[[], None] | None = None
         self.transport: asyncio.Transport
@@ -85,6 +86,9 @@ class H1Exchange:
 
     def unsent_size(self) -> int:
         return self.transport.get_write_buffer_size()
+
+    def hold(self, size: int) -> None:
+        """One answer at a time is bounded by its own bounds."""
 
     def progress(self) -> int:
         return self._written_size - unsent_bytes(self.transport)

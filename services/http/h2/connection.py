@@ -1,14 +1,14 @@
 """The connection of one client over HTTP/2: its life, from the preface to the last stream."""
 
 import asyncio
-import re
 from contextlib import suppress
 
 import structlog
 
+from services.http.h2.bounds.backlogs import Backlogs
+from services.http.h2.bounds.keepalive import Keepalive
 from services.http.h2.exchange import H2Exchange
 from services.http.h2.flow_control import CONNECTION_WINDOW_BYTES, WINDOW_DEFAULT
-from services.http.h2.keepalive import Keepalive
 from services.http.h2.receiving import FrameHandler
 from services.http.h2.settings import own_settings
 from services.http.h2.stream import Receiver, Stream
@@ -24,12 +24,11 @@ from services.http.h2.wire.frames import (
     window_update,
 )
 from services.http.h2.writer import FrameWriter
+from services.http.server.config import GRPC
 from services.http.server.context import ConnectionContext
 
 log = structlog.get_logger()
 
-GRPC = re.compile(r"application/grpc(?=[+;]|$)")
-"""The Content-Type of gRPC, which has suffixes. That of gRPC-Web begins alike."""
 DRAIN_PING = b"draining"
 """Sent behind the first GOAWAY. Once it is answered, the client has seen both."""
 GOAWAY_S_MAX = 1.0
@@ -59,11 +58,14 @@ class H2Connection(asyncio.Protocol):
     says what was wrong. See `Host` and `Owner` for the attributes.
     """
 
-    def __init__(self, context: ConnectionContext) -> None:
+    def __init__(self, context: ConnectionContext, only_request: bytes | None = None) -> None:
+        """`only_request`: the bytes of the one request that it answers, behind the preface; None: it reads its
+        requests."""
         self.context = context
         self.tasks: set[asyncio.Task[None]] = set()
-        self.bodies_size = 0
+        self.heads_size = self.bodies_size = 0
         self.transport: asyncio.Transport
+        self._only_request = only_request
         self._state = "serving"
         self._frames: FrameHandler
         self._writer: FrameWriter
@@ -80,12 +82,19 @@ class H2Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # uvloop's transports are not of asyncio's class.
-        self._writer = writer = FrameWriter(self.transport, self.context.cork)
-        self._frames = FrameHandler(self, writer, self.context.config.body_read_s_max)
+        config = self.context.config
+        backlogs = Backlogs(config.client.connection_bytes_max)
+        self._writer = writer = FrameWriter(self.transport, self.context.cork, backlogs)
+        self._frames = FrameHandler(self, writer, config.body_read_s_max, self.context.frame_limiter)
         writer.on_sent = self._frames.on_sent
-        self._keepalive = Keepalive(lambda: writer.put(frame(PING, 0, 0, bytes(PING_SIZE))), self.transport.abort)
+        self._keepalive = Keepalive(
+            lambda: writer.put(frame(PING, 0, 0, bytes(PING_SIZE))), self.transport.abort, writer.progress_if_unsent
+        )
         self.context.clients.add(self)
         writer.put(own_settings() + window_update(0, CONNECTION_WINDOW_BYTES - WINDOW_DEFAULT))
+        if self._only_request is not None:
+            self._frames.feed(self._only_request)
+            self._leave_now()  # It has a descriptor that others need.
 
     def data_received(self, data: bytes) -> None:
         if self._state != "lingering":

@@ -22,7 +22,7 @@ class H2Exchange(Request):
     __slots__ = ("_body", "_request", "send")
 
     def __init__(self, host: Host, stream: Stream, head: RequestHead) -> None:
-        super().__init__(host, stream)
+        super().__init__(host, stream, head.size)
         self._body = bytearray()
         self._request: HttpRequest | None = HttpRequest(
             method=head.method, path=head.path, headers=head.headers, is_chunkable=False
@@ -74,6 +74,7 @@ class H2Exchange(Request):
 
     async def answer(self) -> None:
         request, self._request = self._request, None  # An answer may take minutes.
+        self._forget_head()
         assert request is not None, "a request is answered once"
         await self._host.context.app.answer(request, self)
 
@@ -110,6 +111,14 @@ class H2Exchange(Request):
         self._stream.on_room = callback
 
     @property
+    def on_evicted(self) -> Callable[[str], None] | None:
+        return self._stream.on_evicted
+
+    @on_evicted.setter
+    def on_evicted(self, callback: Callable[[str], None] | None) -> None:
+        self._stream.on_evicted = callback
+
+    @property
     def cork(self) -> Cork:
         return self._host.context.cork
 
@@ -133,6 +142,9 @@ class H2Exchange(Request):
 
     def unsent_size(self) -> int:
         return self._stream.unsent_size
+
+    def hold(self, size: int) -> None:
+        self._stream.hold(size)
 
     def progress(self) -> int:
         return self._stream.progress()

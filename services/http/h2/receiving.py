@@ -1,20 +1,23 @@
 """The receiving half of a connection: handles frames in order, and opens and closes streams.
 
 The state machine is ours, so that no frame passes through more than it needs; only the fields of heads are decoded by a
-library. What a client may do without use to anybody has a budget (budget.py).
+library. What a client may do without use to anybody has a budget (bounds/budget.py).
 """
 
 import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from services.http.h2.arrivals import Arrivals
-from services.http.h2.budget import (
+from services.core.common_layers import bug_failure
+from services.http.h2.bounds.arrivals import Arrivals
+from services.http.h2.bounds.budget import (
     CONTROL_FRAMES_EARNED,
     CONTROL_FRAMES_MAX,
     CONTROL_FRAMES_PER_S,
     RESETS_MAX,
     RESETS_PER_S,
+    SMALL_BYTES,
+    SMALL_COST,
     STREAMS_A_FRAME,
     Budget,
 )
@@ -52,9 +55,12 @@ from services.http.h2.wire.frames import (
 )
 from services.http.h2.wire.header_block import HeaderBlock
 from services.http.h2.writer import FrameWriter
+from services.http.server.turn_limits import FrameLimiter
 
-FRAMES_A_TURN_MAX = 256
-"""Frames that are handled in one iteration of the event loop: some milliseconds. Then others have their turn."""
+BLOCK_BYTES_A_FRAME = 16
+"""Bytes of a block of header fields that cost as much as a frame: hpack decodes Huffman's code in Python."""
+OPENED_FRAMES = RESET_FRAMES = 8
+"""Frames that a stream costs as much as, when it is opened or reset."""
 _OF_STREAMS = frozenset({DATA, HEADERS, PRIORITY, RST_STREAM, CONTINUATION})
 _OF_CONNECTIONS = frozenset({SETTINGS, PING, GOAWAY})
 
@@ -94,7 +100,7 @@ class Owner(Protocol):
 class FrameHandler:
     """Handles the frames of one connection. `streams`: those of the connection. `arrivals`: the incomplete requests."""
 
-    def __init__(self, owner: Owner, writer: FrameWriter, arrival_s_max: float) -> None:
+    def __init__(self, owner: Owner, writer: FrameWriter, arrival_s_max: float, limiter: FrameLimiter) -> None:
         self.streams = StreamTable()
         self.arrivals = Arrivals(arrival_s_max)
         self._owner = owner
@@ -105,9 +111,10 @@ class FrameHandler:
         self._stream_window = WINDOW_DEFAULT
         self._block: HeaderBlock | None = None
         self._has_settings = self._is_behind = False
+        self._limiter = limiter
+        self._work = 0  # Of this turn, in frames.
         self._control = Budget("frames without content", CONTROL_FRAMES_MAX, CONTROL_FRAMES_PER_S)
         self._resets = Budget("streams that were reset", RESETS_MAX, RESETS_PER_S)
-        self._loop = asyncio.get_running_loop()
 
     def feed(self, data: bytes) -> None:
         """Handle what has arrived."""
@@ -120,23 +127,29 @@ class FrameHandler:
         self._control.earn(piece_count * CONTROL_FRAMES_EARNED)
 
     def _handle_some(self) -> None:
-        """Handle some of the frames that have arrived, and the rest in the next iteration of the event loop."""
-        was_behind, self._is_behind = self._is_behind, False
+        """Handle some of the frames that have arrived, and the rest in another iteration of the event loop."""
+        was_behind, self._is_behind, self._work = self._is_behind, True, 0
         try:
-            for _ in range(FRAMES_A_TURN_MAX):
+            while self._work < self._limiter.left:
                 one = self._reader.next() if self._owner.is_reading else None
                 if one is None:
+                    self._is_behind = False
                     break
+                self._work += 1
                 self._handle(one)
-            else:
-                self._is_behind = True
         except H2Error as error:
+            self._is_behind = False
             self._owner.on_broken(error)
+        except Exception as error:  # A bug with one client must not cost the others their turn.
+            self._is_behind = False
+            bug_failure(error, "(any) of a client over HTTP/2")
+            self._owner.on_broken(H2Error(ErrorCode.INTERNAL_ERROR, "an internal error"))
+        self._limiter.spend(self._work)
         self.arrivals.watch()
         self._writer.flush()
         if self._is_behind:
             self._writer.transport.pause_reading()
-            self._loop.call_soon(self._handle_some)
+            self._limiter.wait(self._handle_some)
         elif was_behind and not self._writer.transport.is_closing():
             self._writer.transport.resume_reading()
 
@@ -176,8 +189,8 @@ class FrameHandler:
         if increment := self._window.use(size):
             self._writer.put(window_update(0, increment))
         data, is_last = unpadded(one), bool(one.flags & END_STREAM)
-        if not data and not is_last:
-            self._control.spend()
+        if len(data) < SMALL_BYTES and not is_last:
+            self._control.spend(SMALL_COST if data else 1)
         if (stream := self._stream_of(one)) is not None:
             stream.receive(data, size, is_last=is_last)
 
@@ -213,6 +226,7 @@ class FrameHandler:
             return
         self._block = None
         fields = self._fields.decode(block.data)
+        self._work += len(fields) + len(block.data) // BLOCK_BYTES_A_FRAME
         if (stream := self.streams.get(block.stream_id)) is not None:
             self._end_with_trailers(stream, block, fields)
         elif self.streams.past_of(block.stream_id) == "reset" or self._is_beyond(block.stream_id):
@@ -241,6 +255,7 @@ class FrameHandler:
             raise block.fault
         if max(len(self.streams), len(self._owner.tasks)) >= STREAMS_MAX:
             raise StreamError(ErrorCode.REFUSED_STREAM, f"more than {STREAMS_MAX} streams")
+        self._work += OPENED_FRAMES
         head = self._fields.head_of(fields)
         stream = Stream(block.stream_id, self._writer, self._stream_window, head.content_length, self._on_closed)
         self.streams.add(stream)
@@ -257,6 +272,7 @@ class FrameHandler:
         number_in(one.payload)
         if (stream := self._stream_of(one)) is not None:
             self._resets.spend()
+            self._work += RESET_FRAMES
             stream.lose()
 
     def _on_window_update(self, one: Frame) -> None:
@@ -278,6 +294,7 @@ class FrameHandler:
         settings = settings_in(one.payload)
         if (window := settings.get(INITIAL_WINDOW_SIZE)) is not None:
             self._control.spend(len(self.streams) / STREAMS_A_FRAME)
+            self._work += len(self.streams) // STREAMS_A_FRAME
             change, self._stream_window = window - self._stream_window, window
             for stream in self.streams:
                 self._change_window(stream, change)
@@ -321,9 +338,13 @@ class FrameHandler:
         self._owner.on_closed()
 
     def lose_streams(self) -> None:
-        """The client is gone, or is told to leave: end all streams, and the tasks that answer them."""
+        """The client is gone, or is told to leave: end all streams, and the tasks that answer them, some at a time."""
         self.arrivals.stop()
         for stream in self.streams:
+            if self._limiter.left <= 0:
+                self._limiter.wait(self.lose_streams)
+                break
+            self._limiter.spend(RESET_FRAMES)
             stream.lose()
 
 

@@ -11,15 +11,20 @@ from services.http.h2.stream import Stream
 from services.http.h2.wire.frames import ErrorCode
 from services.http.server.context import ConnectionContext
 
+HEADS_BYTES_MAX = 16 * 1024 * 1024
+"""Memory for the heads of a connection's requests: until their answers begin, and for rpcs until they end."""
+
 
 class Host(Protocol):
     """The connection that requests come on.
 
-    `tasks`: those that answer requests. `bodies_size`: bytes of the bodies of all requests that have not begun.
+    `tasks`: those that answer requests. `heads_size`: bytes of the heads of all requests that need them.
+    `bodies_size`: bytes of their bodies that were not used, at most as many as one body may have.
     """
 
     context: ConnectionContext
     tasks: set[asyncio.Task[None]]
+    heads_size: int
     bodies_size: int
 
     def on_begun(self, stream: Stream) -> None:
@@ -34,13 +39,25 @@ class Host(Protocol):
 class Request(ABC):
     """One request. It is the receiver of its stream."""
 
-    __slots__ = ("_has_begun", "_host", "_stream", "_task")
+    __slots__ = ("_has_begun", "_head_size", "_host", "_stream", "_task")
 
-    def __init__(self, host: Host, stream: Stream) -> None:
+    def __init__(self, host: Host, stream: Stream, head_size: int) -> None:
+        """`head_size`: bytes of its head. If all heads would be too large together, the stream is reset."""
         self._host = host
         self._stream = stream
         self._task: asyncio.Task[None] | None = None
         self._has_begun = False
+        self._head_size = 0
+        if host.heads_size + head_size > HEADS_BYTES_MAX:
+            stream.reset(ErrorCode.REFUSED_STREAM)  # It may come again.
+        else:
+            self._head_size = head_size
+            host.heads_size += head_size
+
+    def _forget_head(self) -> None:
+        """Idempotent."""
+        self._host.heads_size -= self._head_size
+        self._head_size = 0
 
     @abstractmethod
     async def answer(self) -> None:
@@ -73,12 +90,14 @@ class Request(ABC):
             bug_failure(error, "(any) over HTTP/2")
             self._stream.reset(ErrorCode.INTERNAL_ERROR)
         finally:
+            self._forget_head()
             self._task = None  # Breaks a reference cycle: task, frames, request.
         if not self._stream.is_closed and not self._stream.is_remote_ended:
             self._stream.reset(ErrorCode.NO_ERROR)  # The rest of the request is not needed: RFC 9113, section 8.1.
 
     def on_reset(self) -> None:
         """See Receiver."""
+        self._forget_head()
         task, self._task = self._task, None
         if task is not None and task is not asyncio.current_task():
             task.cancel()

@@ -18,6 +18,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
+import structlog
+
+from services.core.errors import Reason
 from services.http.h1.exchange import HIGH_WATER_BYTES
 from services.http.h2.flow_control import STREAM_WINDOW_BYTES, ReceiveWindow
 from services.http.h2.wire.frames import (
@@ -34,8 +37,12 @@ from services.http.h2.wire.frames import (
 )
 from services.http.h2.writer import PUMPED_BYTES_MAX, FrameWriter, opened
 
+log = structlog.get_logger()
+
 LOW_WATER_BYTES = HIGH_WATER_BYTES // 4
 """A slow client has room again when no more than this waits, as with asyncio's transports."""
+DRIBBLE_BYTES = 256
+"""A piece that the client's window has cut to fewer bytes earns no frames (see Budget): it could go on for ever."""
 MESSAGE_PREFIX_BYTES = 5
 """Flag and length before each message of gRPC."""
 
@@ -65,12 +72,14 @@ class SendingHalf(ABC):
 
     Attributes: `window`: what the client still takes on this stream. `has_room`: whether the client is not slow (see
     HIGH_WATER_BYTES). `on_full`: called during a send, when `has_room` becomes false. `on_room`: called when it becomes
-    true again. `on_sent`: called when nothing waits any more. `is_ended`: the last frame is in the connection's write.
-    `sent_size`: bytes of content in frames so far.
+    true again. `on_sent`: called when nothing waits any more. `on_evicted`: see `Exchange`. `is_ended`: the last
+    frame is in the connection's write. `sent_size`: bytes of content in frames so far.
     """
 
     __slots__ = (
+        "_above_size",
         "_is_ending",
+        "_is_evicted",
         "_pending",
         "_trailers",
         "_writer",
@@ -78,6 +87,7 @@ class SendingHalf(ABC):
         "id",
         "is_closed",
         "is_ended",
+        "on_evicted",
         "on_full",
         "on_room",
         "on_sent",
@@ -90,13 +100,15 @@ class SendingHalf(ABC):
         self.window = window
         self.has_room = True
         self.is_ended = self.is_closed = False
+        self.on_evicted: Callable[[str], None] | None = None
         self.on_full: Callable[[], None] | None = None
         self.on_room: Callable[[], None] | None = None
         self.on_sent: Callable[[], None] | None = None
         self.sent_size = 0
         self._writer = writer
         self._pending = bytearray()
-        self._is_ending = False
+        self._above_size = 0
+        self._is_ending = self._is_evicted = False
         self._trailers = b""
 
     def send_head(self, block: bytes) -> None:
@@ -143,6 +155,9 @@ class SendingHalf(ABC):
                 self._end()
         else:
             self._pending += data
+            self._note_unsent()
+            if self._is_evicted:
+                return
             if not self._pending or (self.window > 0 and self._writer.window > 0 and not self._writer.is_full):
                 self.pump(PUMPED_BYTES_MAX)
             if self.is_ready:
@@ -150,15 +165,16 @@ class SendingHalf(ABC):
 
     def end_now(self, trailers: bytes) -> None:
         """End our side with trailers, without the content that waits."""
-        self._pending.clear()
+        self._drop()
         self.end(trailers=trailers)
 
     def _send_later(self, data: bytes) -> None:
-        if self.is_closed:
+        if self.is_closed or self._is_evicted:
             return
         self._pending += data
         if self.is_ready:
             self._writer.wait(self)
+        self._note_unsent()
         if self.has_room and len(self._pending) > HIGH_WATER_BYTES:
             self.has_room = False
             if self.on_full is not None:
@@ -173,6 +189,32 @@ class SendingHalf(ABC):
         """Bytes of content that wait for the client."""
         return len(self._pending)
 
+    def hold(self, size: int) -> None:
+        """Bytes that wait above the stream until it has room."""
+        self._above_size = size
+        self._note_unsent()
+
+    def _note_unsent(self) -> None:
+        if not (self.is_closed or self._is_evicted):
+            self._writer.backlogs.set(self, len(self._pending) + self._above_size)
+
+    def _drop(self) -> None:
+        """Drop what waits."""
+        self._pending.clear()
+        self._writer.ready.pop(self, None)
+        self._writer.backlogs.set(self, 0)
+
+    def evict(self, why: str) -> None:
+        """See `Holder`. Whoever sends is told; without one, the stream is reset."""
+        self._is_evicted = True
+        self.window = 0  # Whatever is sent from now on is dropped.
+        self._drop()
+        if self.on_evicted is not None:
+            self.on_evicted(why)
+        else:
+            log.warning("client cut", reason=Reason.SLOW_CLIENT, why=why)
+            self.reset(ErrorCode.ENHANCE_YOUR_CALM)
+
     def pump(self, size_max: int) -> int:
         """Send up to `size_max` bytes that wait, in one frame or in several. Returns how many. See `Waiting`."""
         writer, sent = self._writer, 0
@@ -186,10 +228,13 @@ class SendingHalf(ABC):
             is_last = self._is_ending and not self._pending and not self._trailers
             flags = END_STREAM if is_last else 0
             writer.out += (pack_head(size >> 8, size & 0xFF, DATA, flags, self.id), data)
+            if size < DRIBBLE_BYTES and self._pending:
+                writer.idle_count += 2
             if not writer.is_flush_due:
                 writer.flush_soon()
             if is_last:
                 self._set_ended()
+        self._note_unsent()
         if not self._pending and self._is_ending and not self.is_ended:
             self._end()
         self._note_room()
@@ -217,7 +262,8 @@ class SendingHalf(ABC):
 
     def open_window(self, size: int) -> None:
         """The client takes `size` bytes more, or fewer if negative. Raises StreamError."""
-        self.window = opened(self.window, size)
+        if not self._is_evicted:
+            self.window = opened(self.window, size)
         if self.is_ready and not self.is_closed:
             self._writer.wait(self)
 
@@ -227,6 +273,10 @@ class SendingHalf(ABC):
         If the client's window holds the content up, only the window counts, whatever other streams send.
         """
         return self.sent_size if min(self.window, self._writer.window) <= 0 else self._writer.progress()
+
+    @abstractmethod
+    def reset(self, code: ErrorCode) -> None:
+        """End the stream at once."""
 
     @abstractmethod
     def _close_if_ended(self) -> None:
@@ -316,12 +366,11 @@ class Stream(SendingHalf):
         """Returns the receiver, which is let go: a cycle would wait for the garbage collector."""
         self.is_closed = True
         self.window = 0  # Whatever is sent from now on is dropped.
-        self._pending.clear()
-        self._writer.ready.pop(self, None)
+        self._drop()
         self._on_closed(self, code)
         if self.on_sent is not None:
             self.on_sent()
-        self.on_full = self.on_room = self.on_sent = None
+        self.on_evicted = self.on_full = self.on_room = self.on_sent = None
         receiver, self.receiver = self.receiver, _GONE
         return receiver
 

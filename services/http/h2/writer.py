@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from services.http.h1.exchange import HIGH_WATER_BYTES, unsent_bytes
+from services.http.h2.bounds.backlogs import Backlogs
 from services.http.h2.flow_control import LARGEST_WINDOW, WINDOW_DEFAULT
 from services.http.h2.wire.frames import ErrorCode, H2Error, StreamError
 from services.http.server.cork import Cork
@@ -38,16 +39,18 @@ class FrameWriter:
     Attributes: `out`: what the next write has. `window`: what the client still takes on this connection. `is_full`: the
     transport's buffer is full: streams keep their content. `ready`: streams that wait for the connection alone, in the
     order of their turns. `is_flush_due`: `out` will be written without a further call.
-    `on_sent`: called with the number of pieces with content of each write.
+    `on_sent`: called with the number of pieces with content of each write. `backlogs`: what waits, of all streams.
+    `idle_count`: items of `out` that are no content, or earn nothing.
     """
 
     __slots__ = (
         "_cork",
-        "_idle_count",
         "_is_stopped",
         "_loop",
         "_unsent_size",
         "_written_size",
+        "backlogs",
+        "idle_count",
         "is_flush_due",
         "is_full",
         "on_sent",
@@ -57,8 +60,9 @@ class FrameWriter:
         "window",
     )
 
-    def __init__(self, transport: asyncio.Transport, cork: Cork) -> None:
+    def __init__(self, transport: asyncio.Transport, cork: Cork, backlogs: Backlogs) -> None:
         self.transport = transport
+        self.backlogs = backlogs
         self.out: list[bytes] = []
         self.window = WINDOW_DEFAULT
         self.is_full = False
@@ -68,13 +72,13 @@ class FrameWriter:
         self._is_stopped = False
         self.is_flush_due = False
         self.on_sent: Callable[[int], None] = _ignore
-        self._written_size = self._unsent_size = self._idle_count = 0
+        self._written_size = self._unsent_size = self.idle_count = 0
         transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
 
     def put(self, data: bytes) -> None:
         """Send a frame, or several, without content of streams."""
         self.out.append(data)
-        self._idle_count += 1
+        self.idle_count += 1
         if not self.is_flush_due:
             self.flush_soon()
 
@@ -91,9 +95,9 @@ class FrameWriter:
         if not out:
             return
         data, was_full = b"".join(out), self.is_full
-        if len(out) > self._idle_count:
-            self.on_sent(len(out) - self._idle_count)
-        self._idle_count = 0
+        if len(out) > self.idle_count:
+            self.on_sent(len(out) - self.idle_count)
+        self.idle_count = 0
         out.clear()
         if self._is_stopped or self.transport.is_closing():
             return
@@ -112,6 +116,11 @@ class FrameWriter:
     def progress(self) -> int:
         """A number that changes when the client takes something from this connection."""
         return self._written_size - unsent_bytes(self.transport)
+
+    def progress_if_unsent(self) -> int | None:
+        """The same; None: nothing waits for the client."""
+        unsent = unsent_bytes(self.transport)
+        return self._written_size - unsent if unsent else None
 
     # Streams that wait
 

@@ -1,5 +1,6 @@
 """Settings of the HTTP server and its applications."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,6 +11,10 @@ UnknownFields = Literal["refuse", "refuse-misspelt", "ignore"]
 
 PROBE_PATHS = ("/live", "/health")
 """Health checks. They are accepted and started before all other requests, so that no load delays them."""
+PROBE_RPC = "/grpc.health.v1.Health/Check"
+"""The same over gRPC. It cannot be told before its connection is set up: clients wait for the server's settings."""
+GRPC = re.compile(r"application/grpc(?=[+;]|$)")
+"""The Content-Type of gRPC, which has suffixes. That of gRPC-Web begins alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

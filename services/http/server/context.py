@@ -9,8 +9,8 @@ from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
 from services.http.server.cork import Cork
 from services.http.server.exchange import Exchange
-from services.http.server.messages import HttpRequest
-from services.http.server.start_limiter import StartLimiter
+from services.http.server.messages import HttpRequest, Response
+from services.http.server.turn_limits import FrameLimiter, StartLimiter
 
 
 class BrokenHead(Exception):
@@ -37,7 +37,7 @@ class App(Protocol):
         """The response to bytes that are not a request. `headers`: those that could be read, by lower-case names."""
         ...
 
-    def no_room(self, path: str, headers: Mapping[str, str]) -> bytes:
+    def no_room(self, request: HttpRequest) -> Response:
         """The response to a request for whose connection there is no room. `path`: "" if unknown."""
         ...
 
@@ -53,6 +53,10 @@ class Rpcs(Protocol):
         """An rpc has begun to arrive. Returns what takes its content."""
         ...
 
+    def no_room(self) -> bytes:
+        """The block of header fields that answers an rpc for whose connection there is no room."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConnectionContext:
@@ -65,3 +69,4 @@ class ConnectionContext:
     clients: Clients
     rpcs: Rpcs | None = None
     start_limiter: StartLimiter = field(default_factory=StartLimiter)
+    frame_limiter: FrameLimiter = field(default_factory=FrameLimiter)

@@ -4,12 +4,13 @@ Source: RFC 9113, section 3.3, "prior knowledge", and section 3.4, the preface.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from services.http.h1.connection import Connection
 from services.http.h2.connection import H2Connection
 from services.http.h2.wire.frames import PREFACE
 from services.http.server.context import ConnectionContext
+from services.http.server.messages import HttpRequest, Response
 
 
 class Detector(asyncio.Protocol):
@@ -67,14 +68,21 @@ class ConnectionFactory:
 
     def make_connection(self, only_request: bytes | None = None) -> asyncio.BaseProtocol:
         """The protocol of a new connection. `only_request`: a whole request, after whose answer it closes."""
-        return Detector(self._context) if only_request is None else Connection(self._context, only_request)
+        if only_request is None:
+            return Detector(self._context)
+        if only_request.startswith(PREFACE):
+            return H2Connection(self._context, only_request[len(PREFACE) :])
+        return Connection(self._context, only_request)
 
     @property
     def takes_reserve(self) -> bool:
         return self._context.config.takes_reserve
 
-    def no_room(self, path: str, headers: Mapping[str, str]) -> bytes:
-        return self._context.app.no_room(path, headers)
+    def no_room(self, request: HttpRequest) -> Response:
+        return self._context.app.no_room(request)
+
+    def no_room_for_rpc(self) -> bytes | None:
+        return None if self._context.rpcs is None else self._context.rpcs.no_room()
 
     def on_paused(self) -> None:
         self._context.app.on_paused()

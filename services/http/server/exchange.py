@@ -22,10 +22,12 @@ class Exchange(Protocol):
 
     `keeps_alive`: whether the client may send further requests where it sent this one. `has_room`: whether the client
     is not slow. `on_full`: called during a write, when `has_room` becomes false. `on_room`: called when it becomes true
-    again.
+    again. `on_evicted`: called with the reason if the streams of the client's connection leave too much unread
+    together, and this one most: nothing more of it is sent.
     """
 
     keeps_alive: bool
+    on_evicted: Callable[[str], None] | None
     on_full: Callable[[], None] | None
     on_room: Callable[[], None] | None
 
@@ -65,6 +67,10 @@ class Exchange(Protocol):
         """Bytes that wait in this process. Those in the kernel are not counted."""
         ...
 
+    def hold(self, size: int) -> None:
+        """Count what waits outside until there is room."""
+        ...
+
     def progress(self) -> int:
         """A number that changes whenever the client takes something, if only `write` sends."""
         ...
@@ -85,6 +91,8 @@ class Exchange(Protocol):
 class Sending(Protocol):
     """An answer of which something waits for the client. See `Exchange`."""
 
+    on_evicted: Callable[[str], None] | None
+
     def unsent_size(self) -> int: ...
 
     def progress(self) -> int: ...
@@ -100,6 +108,7 @@ async def taken_within(
     clock = asyncio.get_running_loop().time
     progress: Callable[[], int | None] = lambda: exchange.progress() if exchange.unsent_size() else None  # noqa: E731
     watch = StallWatch(bounds.stall_s_max, progress, lambda: scope.reschedule(clock()))
+    exchange.on_evicted = lambda _: scope.reschedule(clock())
     try:
         async with scope:
             watch.start()
@@ -109,6 +118,7 @@ async def taken_within(
         exchange.cut()
     finally:
         watch.stop()
+        exchange.on_evicted = None
 
 
 def log_left(request_id: str) -> None:

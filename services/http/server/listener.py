@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
 
-from services.http.server.acceptor import Acceptor
+from services.http.server.accept.acceptor import Acceptor
 from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
 from services.http.server.context import App, ConnectionContext, Rpcs

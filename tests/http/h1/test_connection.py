@@ -17,8 +17,8 @@ from services.core.interface import Delta, Finish, Layer, Sink
 from services.core.request import FinishReason, Request
 from services.http.h1 import connection
 from services.http.h1.parser import RequestParser
-from services.http.server import acceptor as acceptor_module
 from services.http.server import clients
+from services.http.server.accept import acceptor as acceptor_module
 from services.http.server.config import HttpConfig
 from services.http.server.messages import HttpRequest
 from services.runtime.loop import run_on_loop

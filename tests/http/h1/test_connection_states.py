@@ -49,8 +49,8 @@ class HoldingApp:
     def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> bytes:
         return b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
 
-    def no_room(self, path: str, headers: Mapping[str, str]) -> bytes:
-        raise AssertionError(path)
+    def no_room(self, request: HttpRequest) -> Response:
+        raise AssertionError(request.path)
 
     def on_paused(self) -> None:
         raise AssertionError("descriptors have run out")

@@ -11,9 +11,8 @@ import pytest
 
 from services.core.client_flow import ClientBounds
 from services.http.h1.parser import HEAD_BYTES_MAX
-from services.http.h2 import budget
-from services.http.h2.budget import CONTROL_FRAMES_MAX, RESETS_MAX
-from services.http.h2.receiving import FRAMES_A_TURN_MAX
+from services.http.h2.bounds import budget
+from services.http.h2.bounds.budget import CONTROL_FRAMES_MAX, RESETS_MAX
 from services.http.h2.settings import STREAMS_MAX
 from services.http.h2.wire.fields import literal
 from services.http.h2.wire.frames import (
@@ -25,6 +24,7 @@ from services.http.h2.wire.frames import (
     PING,
     PRIORITY,
     ErrorCode,
+    Frame,
     frame,
     rst_stream,
     window_update,
@@ -32,8 +32,9 @@ from services.http.h2.wire.frames import (
 from services.http.h2.wire.header_block import CONTINUATIONS_MAX
 from services.http.h2.writer import UNSENT_BYTES_MAX
 from services.http.server.config import HttpConfig
-from tests.http.h2.support import COMPLETION, COMPLETIONS, STREAMED, connected, connection_of, settings
-from tests.http.support import HANG, Script, run, serving
+from services.http.server.turn_limits import FRAMES_A_TURN_MAX
+from tests.http.h2.support import COMPLETION, COMPLETIONS, STREAMED, Client, connected, connection_of, settings
+from tests.http.support import HANG, Script, Server, run, serving
 
 PRIORITY_OF_3 = frame(PRIORITY, 0, 3, bytes(5))
 FLOODS: dict[str, Callable[[int], bytes]] = {
@@ -43,6 +44,7 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
     "PRIORITY": lambda stream_id: PRIORITY_OF_3,
     "empty DATA": lambda stream_id: frame(DATA, 0, stream_id),
     "unknown frames": lambda stream_id: frame(0x42, 0, stream_id),
+    "small DATA": lambda stream_id: frame(DATA, 0, stream_id, b" ") * 16,
 }
 
 
@@ -83,19 +85,49 @@ def test_frames_that_answer_what_was_sent_are_no_flood() -> None:
     run(test)
 
 
-def test_frames_that_arrive_together_are_handled_a_few_a_turn() -> None:
+async def handled_a_turn(server: Server, client: Client, data: bytes) -> list[int]:
+    """How many frames are handled in each iteration of the event loop."""
+    await client.until(lambda: client.seen)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # What was handled before counts in an earlier iteration.
+    connection, counts = connection_of(server), [0]
+    handle = connection._frames._handle
+
+    def count(one: Frame) -> None:
+        counts[-1] += 1
+        handle(one)
+
+    connection._frames._handle = count  # type: ignore[method-assign]
+    connection.data_received(data)
+    while connection._frames._is_behind:
+        counts.append(0)
+        await asyncio.sleep(0)
+    return [count for count in counts if count]
+
+
+def test_frames_that_arrive_together_are_handled_some_a_turn() -> None:
     async def test() -> None:
         async with serving(Script()) as server, connected(server) as client:
-            await client.until(lambda: client.seen)
-            connection, turns = connection_of(server), 0
+            counts = await handled_a_turn(server, client, frame(PING, 0, 0, bytes(8)) * (3 * FRAMES_A_TURN_MAX))
 
-            connection.data_received(frame(PING, 0, 0, bytes(8)) * (4 * FRAMES_A_TURN_MAX))
+            assert counts == [FRAMES_A_TURN_MAX] * 3
+            await client.until(lambda: len([one for one in client.seen if one.kind == PING]) == 3 * FRAMES_A_TURN_MAX)
 
-            while connection._frames._is_behind:
-                turns += 1
-                await asyncio.sleep(0)
-            await client.until(lambda: len([one for one in client.seen if one.kind == PING]) == 4 * FRAMES_A_TURN_MAX)
-        assert turns == 4
+    run(test)
+
+
+def test_heads_of_many_fields_are_handled_one_a_turn() -> None:
+    """To decode one takes as long as to handle hundreds of other frames."""
+
+    async def test() -> None:
+        async with serving(Script()) as server, connected(server) as client:
+            blocks = [client.block("/live", method="GET") + b"\x90" * 900 for _ in range(6)]
+            flags = END_HEADERS | END_STREAM
+            heads = [frame(HEADERS, flags, 1 + 2 * number, block) for number, block in enumerate(blocks)]
+
+            assert await handled_a_turn(server, client, b"".join(heads)) == [1] * 6
+
+            await client.until(lambda: all(client.answers[1 + 2 * number].has_ended for number in range(6)))
 
     run(test)
 

@@ -2,18 +2,15 @@
 
 import asyncio
 import json
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
-from structlog.testing import capture_logs
 
+from services.core.client_flow import ClientBounds
 from services.core.errors import Reason
 from services.http.h2 import connection as connection_module
-from services.http.h2 import keepalive
+from services.http.h2.bounds import keepalive
+from services.http.h2.bounds.keepalive import Keepalive
 from services.http.h2.connection import DRAIN_PING
 from services.http.h2.flow_control import STREAM_WINDOW_BYTES
 from services.http.h2.settings import STREAMS_MAX
@@ -25,7 +22,6 @@ from services.http.h2.wire.frames import (
     HEADERS,
     LARGEST_STREAM_ID,
     PING,
-    PREFACE,
     WINDOW_UPDATE,
     ErrorCode,
     frame,
@@ -42,7 +38,7 @@ from tests.http.h2.support import (
     connection_of,
     settings,
 )
-from tests.http.support import HANG, Script, StubFrontend, all_read, error_of, events, run, serving
+from tests.http.support import HANG, Script, StubFrontend, error_of, events, run, serving
 
 
 def texts(body: bytes) -> str:
@@ -125,46 +121,6 @@ def test_requests_of_one_connection_do_not_wait_for_each_other() -> None:
             answer = await client.answer(client.get("/live"))
 
         assert answer.status == 200
-
-    run(test)
-
-
-@hypothesis_settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(1, 400), max_size=8))
-def test_bytes_may_be_cut_anywhere(cuts: list[int]) -> None:
-    async def test() -> None:
-        async with serving(Script("hello")) as server, connected(server, greets=False) as client:
-            body = json.dumps(COMPLETION).encode()
-            head = frame(HEADERS, END_HEADERS, 1, client.block(COMPLETIONS))
-            data = PREFACE + settings() + head + frame(DATA, 0, 1, body[:9]) + frame(DATA, END_STREAM, 1, body[9:])
-            bounds = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
-            for start, end in pairwise(bounds):
-                client.send(data[start:end])
-                await all_read(server, client.writer)
-
-            answer = await client.answer(1)
-
-        assert answer.json["choices"][0]["text"] == "hello"
-
-    run(test)
-
-
-@hypothesis_settings(max_examples=30, deadline=None)
-@given(st.binary(max_size=200), st.booleans())
-def test_garbage_ends_in_goaway_or_a_reset_and_harms_nothing(garbage: bytes, has_head: bool) -> None:
-    async def test() -> None:
-        config = HttpConfig(lingering_s_max=0.01, body_read_s_max=0.05, keepalive_s=0.05)
-        with capture_logs() as logs:
-            async with serving(Script("hello"), config=config) as server, connected(server) as client:
-                if has_head:
-                    client.open(COMPLETIONS, ends=False)
-                client.send(garbage)
-                client.writer.write_eof()
-                await client.end()
-                _, body = await server.get("/live")
-
-        assert body
-        assert not [entry for entry in logs if entry["log_level"] == "error"]
 
     run(test)
 
@@ -418,6 +374,80 @@ def test_client_that_answers_pings_stays(monkeypatch: pytest.MonkeyPatch) -> Non
                 while len([one for one in client.seen if one.kind == PING]) < count:
                     await client.read()
                 client.send(frame(PING, ACK, 0, bytes(8)))
+
+    run(test)
+
+
+def test_client_that_reads_slowly_and_says_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would answer the PING once it had read what is before it."""
+    looks: list[int | None] = []
+    look = Keepalive._look
+
+    def count(self: Keepalive) -> None:
+        looks.append(self._progress())
+        look(self)
+
+    monkeypatch.setattr(Keepalive, "_look", count)
+
+    async def test() -> None:
+        size = 16 << 20  # More than the kernels of both sides keep.
+        config = HttpConfig(client=ClientBounds(stall_s_max=1e6, drain_s_max=1e6))
+        async with serving(Script("x" * size), config=config) as server, connected(server) as client:
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            client.post(COMPLETIONS, COMPLETION)
+            while not server.clients._open or not connection_of(server)._writer.is_full:
+                await asyncio.sleep(0.001)
+            client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            watched = connection_of(server)._keepalive
+            while len(looks) < 3 * keepalive.SILENT_LOOKS_MAX:
+                before = watched._progress()
+                while watched._progress() == before:
+                    await client.read()
+                watched._timer.cancel()
+                watched._look()
+
+            assert None not in looks, "all of it has been read"
+            assert not connection_of(server).transport.is_closing()
+
+    run(test)
+
+
+# Half-closed connections
+
+
+@pytest.mark.parametrize("is_streamed", [True, False], ids=["streamed", "whole"])
+def test_client_that_closes_its_side_has_disconnected(is_streamed: bool) -> None:
+    """As over HTTP/1.1: nobody would tell a client that waits for its answers from one that is gone."""
+
+    async def test() -> None:
+        script = Script("a", HANG)
+        async with serving(script) as server, connected(server) as client:
+            client.post(COMPLETIONS, COMPLETION | {"stream": is_streamed})
+            await script.running.wait()
+
+            client.writer.write_eof()
+
+            await script.cancelled.wait()
+            assert await client.end() is None
+            while server.clients._open:
+                await asyncio.sleep(0.001)
+
+    run(test)
+
+
+def test_what_was_asked_before_a_client_closed_its_side_is_cancelled_with_its_body_incomplete() -> None:
+    async def test() -> None:
+        async with serving(Script("a")) as server, connected(server) as client:
+            client.open(COMPLETIONS, ends=False)
+            await client.until(lambda: client.seen)
+            connection = connection_of(server)
+
+            client.writer.write_eof()
+
+            await client.end()
+            while server.clients._open:
+                await asyncio.sleep(0.001)
+            assert (connection.heads_size, connection.bodies_size) == (0, 0)
 
     run(test)
 

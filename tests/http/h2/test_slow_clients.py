@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.core.client_flow import ClientBounds
+from services.core.client_flow import LOOKS, ClientBounds, StallWatch
 from services.core.errors import Reason
 from services.http.h2.wire.frames import ErrorCode, window_update
 from services.http.server.config import HttpConfig
@@ -102,21 +102,69 @@ def test_end_that_is_not_read_resets_the_stream(bounds: dict[str, float]) -> Non
     assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
 
 
-def test_client_that_takes_a_little_all_the_time_is_not_reset() -> None:
+class Looks:
+    """Looks at clients when the test says so: time does not pass by itself."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._watches: list[StallWatch] = []
+        start = StallWatch.start
+
+        def note(watch: StallWatch) -> None:
+            self._watches.append(watch)
+            start(watch)
+
+        monkeypatch.setattr(StallWatch, "start", note)
+
+    def look(self) -> None:
+        assert self._watches, "nobody is watched"
+        for watch in self._watches:
+            if watch._timer is not None:
+                watch._timer.cancel()
+                watch._look()
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    return Looks(monkeypatch)
+
+
+def test_client_that_takes_a_little_all_the_time_is_not_reset(looks: Looks) -> None:
     async def test() -> None:
         script = Script("word " * 10_000)
         async with (
-            serving(script, config=config(stall_s_max=0.4)) as server,
+            serving(script, config=config(stall_s_max=1e6, drain_s_max=1e6)) as server,
             connected(server, window=0) as client,
         ):
             stream_id = client.post(COMPLETIONS, COMPLETION)
-            for _ in range(20):
+            taken = client.answers[stream_id]
+            await client.until(lambda: taken.headers)
+            for size in range(1, 5 * LOOKS):
                 client.send(window_update(stream_id, 1))
-                await asyncio.sleep(0.05)
+                await client.until(lambda size=size: len(taken.body) == size)  # type: ignore[misc]
+                looks.look()
             client.send(window_update(stream_id, 1 << 20))
             answer = await client.answer(stream_id)
 
         assert answer.json["choices"][0]["text"] == "word " * 10_000
+
+    run(test)
+
+
+def test_client_that_takes_nothing_is_reset_after_some_looks(looks: Looks) -> None:
+    async def test() -> None:
+        async with (
+            serving(Script("word " * 10_000), config=config(stall_s_max=1e6, drain_s_max=1e6)) as server,
+            connected(server, window=0) as client,
+        ):
+            stream_id = client.post(COMPLETIONS, COMPLETION)
+            await client.until(lambda: client.answers[stream_id].headers)
+            for _ in range(LOOKS - 1):
+                looks.look()
+            assert connection_of(server).tasks
+
+            looks.look()
+
+            assert await reset_of(client, stream_id) is ErrorCode.CANCEL
 
     run(test)
 
@@ -143,16 +191,28 @@ def test_connection_that_is_not_read_keeps_content_within_bounds() -> None:
     run(test)
 
 
-def test_waiting_for_a_token_is_no_stall() -> None:
+def test_waiting_for_a_token_is_no_stall(looks: Looks) -> None:
+    """The client was slow, has caught up, and has nothing to take now."""
+
     async def test() -> None:
-        script = Script("a", HANG)
+        more = asyncio.Event()
+        script = Script("word " * 20_000, more, "end")
         async with (
-            serving(script, config=config(stall_s_max=0.05)) as server,
-            connected(server) as client,
+            serving(script, config=config(stall_s_max=1e6)) as server,
+            connected(server, window=0) as client,
         ):
-            client.post(COMPLETIONS, STREAMED)
-            await script.running.wait()
-            await asyncio.sleep(0.2)
+            stream_id = client.post(COMPLETIONS, STREAMED)
+            await client.until(lambda: client.answers[stream_id].headers)
+            client.send(window_update(stream_id, 1 << 20))
+            stream = connection_of(server)._frames.streams.get(stream_id)
+            assert stream is not None
+            await client.until(lambda: len(client.answers[stream_id].body) > 100_000 and not stream.unsent_size)
+
+            for _ in range(3 * LOOKS):
+                looks.look()
+
             assert server.outcomes.seen == []
+            more.set()
+            assert b'"text":"end"' in (await client.answer(stream_id)).body
 
     run(test)

@@ -65,11 +65,13 @@ class WebRpc(Rpc):
         if self.asked.fault is not None:
             return
         body = await body_of(self._request, bytes_max, executor)
-        self.asked.reader.feed(await self.asked.rpcs.compression.run(form.decoded, body))
+        self.asked.feed(await self.asked.rpcs.compression.run(form.decoded, body))
         self.asked.check_end()
 
     async def next_message(self) -> tuple[bool, bytes] | None:
-        return self.asked.reader.messages.popleft() if self.asked.reader.messages else None
+        if (one := self.asked.reader.next()) is None:
+            self.asked.check_rest()
+        return one
 
     # Answering
 
@@ -123,6 +125,17 @@ class WebRpc(Rpc):
 
     def progress(self) -> int:
         return self._exchange.progress()
+
+    @property
+    def on_evicted(self) -> Callable[[str], None] | None:
+        return self._exchange.on_evicted
+
+    @on_evicted.setter
+    def on_evicted(self, callback: Callable[[str], None] | None) -> None:
+        self._exchange.on_evicted = callback
+
+    def hold(self, size: int) -> None:
+        self._exchange.hold(size)
 
     async def wait_room(self) -> None:
         if not self._exchange.has_room:

@@ -31,14 +31,21 @@ _LENGTH_MAX = 0x7F
 
 
 class RequestHead(Struct):
-    """The head of a request. `headers`: by name; several values of one are joined. `path`: see HttpRequest."""
+    """The head of a request.
+
+    `headers`: by name; several values of one are joined. `path`: see HttpRequest. `size`: bytes of memory that it
+    takes, about.
+    """
 
     method: str
     path: str
     headers: Mapping[str, str]
     content_length: int | None = None
+    size: int = 0
 
 
+FIELD_BYTES = 200
+"""Memory that a field takes besides its bytes: two strings, and its place in a dict."""
 BLOCK_BYTES_KEPT = 1024
 """The largest block that is remembered."""
 
@@ -79,7 +86,7 @@ class FieldDecoder:
         if self._head is None:
             self._head = head_of(fields)
         head = self._head
-        return RequestHead(head.method, head.path, dict(head.headers), head.content_length)
+        return RequestHead(head.method, head.path, dict(head.headers), head.content_length, head.size)
 
     def _table(self) -> tuple[object, int, int]:
         """What changes whenever the dynamic table does: its newest entry, an object of its own, and its sizes."""
@@ -116,7 +123,8 @@ def head_of(fields: Fields) -> RequestHead:
     path = pseudo[b":path"].decode("latin-1")
     if not path.startswith("/") and path != "*":
         raise _malformed(b":path")
-    return RequestHead(pseudo[b":method"].decode("latin-1"), path_of(path), headers, _content_length(headers))
+    size = sum([FIELD_BYTES + len(name) + len(value) for name, value in fields])
+    return RequestHead(pseudo[b":method"].decode("latin-1"), path_of(path), headers, _content_length(headers), size)
 
 
 def check_trailers(fields: Fields) -> None:

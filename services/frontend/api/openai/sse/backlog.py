@@ -30,9 +30,9 @@ class Backlog:
         self._bounds = bounds
         self._on_slow = on_slow
         self._room = room
-        self._buffer = DeltaBuffer()
+        self._buffer = DeltaBuffer(exchange.hold)
         self._next: asyncio.Handle | None = None
-        self._watch = StallWatch(bounds.stall_s_max, self._progress, self._on_stall)
+        self._watch: StallWatch | None = StallWatch(bounds.stall_s_max, self._progress, self._on_stall)
         exchange.on_room = self._catch_up
         self._watch.start()
         self._check()
@@ -52,10 +52,12 @@ class Backlog:
 
     def stop(self) -> None:
         """Stop writing, and stop watching the client. Idempotent."""
-        self._watch.stop()
+        if self._watch is not None:
+            self._watch.stop()
         self._exchange.on_room = None
         if self._next is not None:
             self._next.cancel()
+        self._watch = self._next = None  # Break cycles: what waits need not wait for the garbage collector, too.
 
     def rest(self) -> bytes:
         """Empties the buffer and returns its events."""

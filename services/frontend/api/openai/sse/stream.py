@@ -181,7 +181,7 @@ class SseStream:
         except Exception as error:
             outcome = bug_failure(error, call.request_id)
         finally:
-            self._exchange.on_full = None
+            self._exchange.on_full = self._exchange.on_evicted = None
             self._stop_backlog()
             if self._keepalive is not None:
                 self._keepalive.stop()
@@ -196,6 +196,9 @@ class SseStream:
         except Exception as error:
             self._exchange.cut()
             bug_failure(error, call.request_id)
+        self._backlog = None  # Break cycles: what waited need not wait for the garbage collector, too.
+        if isinstance(outcome, Failure):
+            outcome.clear_tracebacks()
 
     def _prepare(self, request: Request, call: Call) -> None:
         self._ending, self._told = call.ending, call.told
@@ -237,7 +240,7 @@ class SseStream:
         if is_last:
             self._at_end = head + event
             return
-        self._exchange.on_full = self._become_slow
+        self._exchange.on_full, self._exchange.on_evicted = self._become_slow, self._leave_slow
         self._send(head + event)
 
     def _head(self) -> bytes:

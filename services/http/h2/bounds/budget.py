@@ -13,6 +13,9 @@ refill. Content that is sent earns CONTROL_FRAMES_EARNED for each piece, of whic
 their line with a PING, and open two windows, for each message."""
 CONTROL_FRAMES_EARNED = 2
 CONTROL_FRAMES_PER_S = 200.0
+SMALL_BYTES = 64
+SMALL_COST = 1 / 16
+"""What a DATA frame of fewer bytes costs beside an empty one: a body may come in small pieces, but not in millions."""
 STREAMS_A_FRAME = 16
 """Streams whose window a setting may change for what another frame costs."""
 RESETS_MAX = 2 * STREAMS_MAX

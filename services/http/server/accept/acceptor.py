@@ -21,8 +21,9 @@ from typing import Protocol
 
 import structlog
 
-from services.http.server.probes import first_bytes, is_probe
-from services.http.server.refuser import Answers, Refuser
+from services.http.server.accept.probes import first_bytes, is_probe
+from services.http.server.accept.refused import Answers
+from services.http.server.accept.refuser import Refuser
 from services.runtime.descriptors.limit import is_reserved, limit, reserve
 from services.runtime.log_throttle import LogThrottle
 

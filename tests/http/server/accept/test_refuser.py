@@ -2,19 +2,25 @@
 
 import asyncio
 import socket
-from collections.abc import Mapping
 from contextlib import suppress
 
 import pytest
 
-from services.http.server import refuser as refuser_module
-from services.http.server.refuser import Refuser
+from services.http.server.accept import refuser as refuser_module
+from services.http.server.accept.refuser import Refuser
+from services.http.server.messages import HttpRequest, Response
 from tests.support.doubles import run_async
 
 ANSWER = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: one\r\nContent-Length: 4\r\n\r\n"
 PROBE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 TEST_S_MAX = 10.0
+
+
+class Refusal(Response):
+    def encode(self, request: HttpRequest, *, is_last: bool) -> bytes:
+        assert is_last
+        return ANSWER
 
 
 class Stage:
@@ -34,9 +40,12 @@ class Stage:
         for sock in (*self.clients, *(sock for sock, _ in self.probes)):
             sock.close()
 
-    def no_room(self, path: str, headers: Mapping[str, str]) -> bytes:
-        self.refused.append((path, headers.get("x-request-id")))
-        return ANSWER
+    def no_room(self, request: HttpRequest) -> Response:
+        self.refused.append((request.path, request.headers.get("x-request-id")))
+        return Refusal(b"", status=503)
+
+    def no_room_for_rpc(self) -> bytes | None:
+        raise AssertionError("over HTTP/1.1")
 
     def connect(self, data: bytes = b"") -> socket.socket:
         """A client whose connection is refused, after it has sent `data`."""

@@ -13,21 +13,31 @@ SILENT_LOOKS_MAX = 3
 
 
 class Keepalive:
-    """Watches one connection. A client that asks too, or that streams to us, is never asked."""
+    """Watches one connection. A client that asks too, or that streams to us, is never asked.
 
-    __slots__ = ("_loop", "_on_lost", "_ping", "_silent_count", "_timer", "is_heard")
+    One that takes what waits for it is there, too: it sees the PING only behind that.
+    """
 
-    def __init__(self, ping: Callable[[], None], on_lost: Callable[[], None]) -> None:
-        """`is_heard` must be set whenever something arrives."""
+    __slots__ = ("_last", "_loop", "_on_lost", "_ping", "_progress", "_silent_count", "_timer", "is_heard")
+
+    def __init__(
+        self, ping: Callable[[], None], on_lost: Callable[[], None], progress: Callable[[], int | None]
+    ) -> None:
+        """`is_heard` must be set whenever something arrives. `progress`: see `StallWatch`."""
         self.is_heard = False
         self._ping = ping
         self._on_lost = on_lost
+        self._progress = progress
+        self._last: int | None = None
         self._silent_count = 0
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
-        self._silent_count = 0 if self.is_heard else self._silent_count + 1
+        progress = self._progress()
+        takes = progress is not None and progress != self._last
+        self._last = progress
+        self._silent_count = 0 if self.is_heard or takes else self._silent_count + 1
         self.is_heard = False
         if self._silent_count >= SILENT_LOOKS_MAX:
             self._on_lost()

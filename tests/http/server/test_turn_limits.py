@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.http.server.start_limiter import STARTS_MAX, StartLimiter
+from services.http.server.turn_limits import FRAMES_A_TURN_MAX, STARTS_MAX, FrameLimiter, StartLimiter
 from tests.support.doubles import run_async
 
 
@@ -44,5 +44,59 @@ def test_next_iteration_starts_requests_at_once() -> None:
             start_limiter.start(lambda: started.append("one"))
             assert started.pop() == "one"
             await asyncio.sleep(0)
+
+    run_async(test())
+
+
+def test_frames_of_all_connections_share_an_iteration() -> None:
+    async def test() -> None:
+        limiter, turns = FrameLimiter(), 0
+        handled: list[tuple[str, int]] = []
+
+        def handle(name: str) -> None:
+            handled.append((name, turns))
+            limiter.spend(FRAMES_A_TURN_MAX // 2)
+
+        for name in "abcde":
+            limiter.wait(lambda name=name: handle(name))  # type: ignore[misc]
+        for _ in range(4):
+            turns += 1
+            await asyncio.sleep(0)
+
+        assert handled == [("a", 1), ("b", 1), ("c", 2), ("d", 2), ("e", 3)]
+
+    run_async(test())
+
+
+def test_frame_that_costs_much_leaves_nothing_of_its_iteration_and_all_of_the_next() -> None:
+    async def test() -> None:
+        limiter = FrameLimiter()
+
+        limiter.spend(10 * FRAMES_A_TURN_MAX)
+
+        assert limiter.left < 0
+        await asyncio.sleep(0)
+        assert limiter.left == FRAMES_A_TURN_MAX
+
+    run_async(test())
+
+
+def test_connection_that_waits_again_waits_for_the_next_iteration() -> None:
+    async def test() -> None:
+        limiter, turns = FrameLimiter(), 0
+        seen: list[int] = []
+
+        def handle() -> None:
+            seen.append(turns)
+            limiter.spend(1)
+            if len(seen) < 3:
+                limiter.wait(handle)
+
+        limiter.wait(handle)
+        for _ in range(5):
+            turns += 1
+            await asyncio.sleep(0)
+
+        assert seen == [1, 2, 3]
 
     run_async(test())

@@ -6,14 +6,12 @@ client has read the answer.
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from services.http.h1.parser import RequestParser
-from services.http.server.config import PROBE_PATHS
-from services.http.server.messages import HttpRequest
+from services.http.h2.wire.frames import PREFACE
+from services.http.server.accept.refused import Answers, H1Arrival, H2Arrival, arrival_of
 from services.runtime.descriptors.limit import limit, reserve
 
 REFUSED_MAX = 32
@@ -21,25 +19,15 @@ REFUSED_MAX = 32
 for their request. For one more, the oldest that has its answer is closed."""
 REFUSED_S_MAX = 0.5
 """How long a request may take to come before it is answered without, and how long its client may take to read."""
-REFUSED_BODY_BYTES_MAX = 64 * 1024
-"""A longer body is not waited for. Clients that are still sending may miss the answer."""
 _READ_BYTES = 64 * 1024
 
 
-class Answers(Protocol):
-    """Makes the answers, and counts them."""
+@dataclass(slots=True)
+class _Waiting:
+    """A connection that waits for its request. `received`: its bytes so far. `arrival`: None until they say which."""
 
-    def no_room(self, path: str, headers: Mapping[str, str]) -> bytes:
-        """The response to a request. `headers`: those that have come, by lower-case names. `path`: "" if unknown."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    """A request that arrives. received: its bytes so far; the bounds of the parser bound them."""
-
-    parser: RequestParser
     received: bytearray = field(default_factory=bytearray)
+    arrival: H1Arrival | H2Arrival | None = None
 
 
 class Refuser:
@@ -53,7 +41,7 @@ class Refuser:
         self._on_probe = on_probe
         self._on_room = on_room
         self._timers: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._arrivals: dict[socket.socket, _Arrival] = {}  # Of connections that wait for their request.
+        self._waiting: dict[socket.socket, _Waiting] = {}
         self._answered: dict[socket.socket, None] = {}  # Oldest first.
         self._max = max(2, min(REFUSED_MAX, reserve(limit()) // 2))
         self._loop = asyncio.get_running_loop()
@@ -61,14 +49,14 @@ class Refuser:
     @property
     def is_full(self) -> bool:
         """Whether no further connection can be refused at present."""
-        return len(self._arrivals) >= self._max // 2
+        return len(self._waiting) >= self._max // 2
 
     def refuse(self, sock: socket.socket) -> None:
         """Own the connection, and answer its request when it has come. Not while `is_full`."""
         sock.setblocking(False)
         if len(self._timers) >= self._max:
             self._end(next(iter(self._answered)))
-        self._arrivals[sock] = _Arrival(RequestParser(REFUSED_BODY_BYTES_MAX))
+        self._waiting[sock] = _Waiting()
         self._timers[sock] = self._loop.call_later(REFUSED_S_MAX, self._answer, sock)
         self._loop.add_reader(sock, self._read, sock)
         self._read(sock)
@@ -87,33 +75,41 @@ class Refuser:
             data = b""
         if not data:
             self._end(sock)
-        elif (arrival := self._arrivals.get(sock)) is not None:
-            self._add(sock, arrival, data)
+        elif (waiting := self._waiting.get(sock)) is not None:
+            self._add(sock, waiting, data)
 
-    def _add(self, sock: socket.socket, arrival: _Arrival, data: bytes) -> None:
-        arrival.received.extend(data)
-        parser = arrival.parser
-        is_over = not parser.feed(data) or parser.wants_continue
-        if parser.requests and _is_probe(parser.requests[0]):
+    def _add(self, sock: socket.socket, waiting: _Waiting, data: bytes) -> None:
+        waiting.received += data
+        if waiting.arrival is None:
+            data = bytes(waiting.received)
+            waiting.arrival = arrival_of(data)
+            if waiting.arrival is None:
+                return
+            self._send(sock, waiting.arrival.greeting)
+            data = data.removeprefix(PREFACE)
+        is_over = waiting.arrival.feed(data)
+        if waiting.arrival.is_probe:
+            received = bytes(waiting.received)
             self._forget(sock)
-            self._on_probe(sock, bytes(arrival.received))
+            self._on_probe(sock, received)
             self._on_room()
-        elif is_over or parser.requests:
+        elif is_over:
             self._answer(sock)
 
     def _answer(self, sock: socket.socket) -> None:
         """Send the response. What the client sends from now on is discarded: closing would lose the response."""
-        parser = self._arrivals.pop(sock).parser
-        request = parser.requests[0] if parser.requests else None
-        path, headers = ("", parser.headers) if request is None else (request.path, request.headers)
-        parser.close()
+        arrival = self._waiting.pop(sock).arrival or H1Arrival()
         self._answered[sock] = None
         self._timers[sock].cancel()
         self._timers[sock] = self._loop.call_later(REFUSED_S_MAX, self._end, sock)
-        with suppress(OSError):  # The client has disconnected: the next read ends the connection.
-            sock.send(self._answers.no_room(path, headers))  # It fits the empty buffer of the kernel.
+        self._send(sock, arrival.answer(self._answers))
+        with suppress(OSError):
             sock.shutdown(socket.SHUT_WR)
         self._on_room()
+
+    def _send(self, sock: socket.socket, data: bytes) -> None:
+        with suppress(OSError):  # The client has disconnected: the next read ends the connection.
+            sock.send(data)  # It fits the empty buffer of the kernel.
 
     def _end(self, sock: socket.socket) -> None:
         self._forget(sock)
@@ -124,9 +120,5 @@ class Refuser:
         self._loop.remove_reader(sock)
         self._timers.pop(sock).cancel()
         self._answered.pop(sock, None)
-        if (arrival := self._arrivals.pop(sock, None)) is not None:
-            arrival.parser.close()
-
-
-def _is_probe(request: HttpRequest) -> bool:
-    return request.method == "GET" and request.path in PROBE_PATHS
+        if (waiting := self._waiting.pop(sock, None)) is not None and waiting.arrival is not None:
+            waiting.arrival.close()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.http.server import acceptor as acceptor_module
-from services.http.server import refuser as refuser_module
-from services.http.server.acceptor import SETUPS_MAX
+from services.http.server.accept import acceptor as acceptor_module
+from services.http.server.accept import refuser as refuser_module
+from services.http.server.accept.acceptor import SETUPS_MAX
 from services.http.server.config import HttpConfig
 from services.http.server.context import BrokenHead
 from services.http.server.exchange import Exchange
@@ -43,9 +43,9 @@ class RecordingApp:
     def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> bytes:
         raise AssertionError(broken)
 
-    def no_room(self, path: str, headers: Mapping[str, str]) -> bytes:
-        self.refused.append(path)
-        return b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+    def no_room(self, request: HttpRequest) -> Response:
+        self.refused.append(request.path)
+        return Response(b"no room", status=503)
 
     def on_paused(self) -> None:
         self.pauses += 1

@@ -1,0 +1,1 @@
+"""How long, how often and how much: what a client may ask of one connection without using it."""
