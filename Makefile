@@ -18,7 +18,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-clients surface compose-test kill-loop frontend-loss storm bench bench-small hold scale lint lint-proto record-proto pages stubs install install-dev model etcd iproute2 wrk curl chromium peer peer-smg clean
+.PHONY: help up test test-clients surface compose-test kill-loop frontend-loss storm attacks bench bench-small hold scale lint lint-proto record-proto pages stubs install install-dev model etcd iproute2 wrk curl chromium peer peer-smg clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets.
@@ -48,6 +48,9 @@ frontend-loss: install-dev ## Kill a frontend under 200 streams, and measure wha
 
 storm: install-dev ## Send 5,000 requests at once to one worker, and measure the effect on everything else.
 	$(BIN)/python -m bench.storm --frontend=--admin-listen=127.0.0.1:0
+
+attacks: install-dev ## Attack a frontend over HTTP/2 in many ways, and measure the longest gap of the streams beside.
+	$(BIN)/python -m bench.attacks
 
 bench: install-dev wrk ## Compare with NVIDIA Dynamo and SMG. About 25 minutes; keep the machine idle otherwise.
 	@$(MAKE) --no-print-directory peer || echo "note: Dynamo cannot be installed here: its columns will be empty" >&2

@@ -72,6 +72,9 @@ TRIED = {
     "make bench": Place(".ci/run", "bench-small", "takes half an hour; CI runs it in small"),
     "make hold": Place("tests/docs/commands/test_small.py", "bench.hold", "takes minutes; it is run in small"),
     "make scale": Place("tests/docs/commands/test_small.py", "bench.scale", "takes minutes; it is run in small"),
+    "make attacks": Place(
+        "tests/http/h2/attacked/test_memory.py", "ATTACKS", "takes two minutes; each attack is tested without a plane"
+    ),
     "make storm": Place(
         "tests/integration/admission/test_storm.py", "A storm of requests", "takes minutes; a smaller one is tested"
     ),
