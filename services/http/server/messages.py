@@ -84,9 +84,9 @@ def stream_fields(content_type: str, more: Mapping[str, str]) -> dict[str, str]:
         "Content-Type": content_type,
         "Cache-Control": "no-cache",
         "X-Accel-Buffering": "no",
+        **more,
         "Server": _SERVER,
         "Date": _date(int(time.time())),
-        **more,
     }
 
 
