@@ -59,7 +59,7 @@ from services.http.server.turn_limits import FrameLimiter
 
 BLOCK_BYTES_A_FRAME = 16
 """Bytes of a block of header fields that cost as much as a frame: hpack decodes Huffman's code in Python."""
-OPENED_FRAMES = RESET_FRAMES = 8
+OPENED_FRAMES, RESET_FRAMES = 8, 16
 """Frames that a stream costs as much as, when it is opened or reset."""
 _OF_STREAMS = frozenset({DATA, HEADERS, PRIORITY, RST_STREAM, CONTINUATION})
 _OF_CONNECTIONS = frozenset({SETTINGS, PING, GOAWAY})

@@ -11,6 +11,7 @@ import pytest
 
 from services.core.client_flow import ClientBounds
 from services.http.h1.parser import HEAD_BYTES_MAX
+from services.http.h2 import receiving
 from services.http.h2.bounds import budget
 from services.http.h2.bounds.budget import CONTROL_FRAMES_MAX, RESETS_MAX
 from services.http.h2.settings import STREAMS_MAX
@@ -128,6 +129,24 @@ def test_heads_of_many_fields_are_handled_one_a_turn() -> None:
             assert await handled_a_turn(server, client, b"".join(heads)) == [1] * 6
 
             await client.until(lambda: all(client.answers[1 + 2 * number].has_ended for number in range(6)))
+
+    run(test)
+
+
+def test_window_that_is_opened_byte_by_byte_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte costs the server a frame, and would otherwise pay for the next one."""
+    monkeypatch.setattr(budget, "clock", lambda: 0.0)
+    monkeypatch.setattr(receiving, "CONTROL_FRAMES_MAX", 40)
+
+    async def test() -> None:
+        async with serving(Script("x" * 10_000, HANG)) as server, connected(server, window=0) as client:
+            stream_id = client.post(COMPLETIONS, STREAMED)
+            for size in range(1, 200):
+                client.send(window_update(stream_id, 1))
+                while len(client.answers[stream_id].body) < size and not client.has_ended:
+                    await client.read()
+
+            assert await client.end() is ErrorCode.ENHANCE_YOUR_CALM
 
     run(test)
 

@@ -402,7 +402,7 @@ def test_client_that_reads_slowly_and_says_nothing_stays(monkeypatch: pytest.Mon
             while len(looks) < 3 * keepalive.SILENT_LOOKS_MAX:
                 before = watched._progress()
                 while watched._progress() == before:
-                    await client.read()
+                    assert await client.read(), "it counts as gone"
                 watched._timer.cancel()
                 watched._look()
 

@@ -1,6 +1,8 @@
 """What clients do without harm is never taken for an attack, with budgets of which only what is earned can be spent."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -24,26 +26,28 @@ def small_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receiving, "CONTROL_FRAMES_MAX", SMALL)
 
 
-def client_kept_its_connection(serving: Serving) -> None:
-    """One that is told to be calm makes another one."""
-    assert connection_of(serving.server).state == "serving"
+@asynccontextmanager
+async def one_connection(serving: Serving, stub: Any) -> AsyncIterator[None]:
+    """A client that is told to be calm makes another connection, without a word to its user."""
+    await stub.empty(serving.service.types["Empty"]())
+    first = connection_of(serving.server)
+    yield
+    await stub.empty(serving.service.types["Empty"]())
+    assert connection_of(serving.server) is first
 
 
 def test_hedging_client_that_cancels_the_slower_of_two_rpcs() -> None:
     async def test() -> None:
-        async with serving_rpcs() as serving, stub_of(serving) as stub:
+        async with serving_rpcs() as serving, stub_of(serving) as stub, one_connection(serving, stub):
             empty = serving.service.types["Empty"]()
             asked = serving.service.types["StreamingOutputCallRequest"](
-                response_parameters=[{"size": 10, "interval_us": 60_000_000}]
+                response_parameters=[{"size": 1}, {"size": 10, "interval_us": 60_000_000}]
             )
-            await stub.empty(empty)
             for _ in range(4 * SMALL):
                 slower = stub.output(asked)
+                await slower.read()
                 await stub.empty(empty)
                 slower.cancel()
-
-            await stub.empty(empty)
-            client_kept_its_connection(serving)
 
     run(test)
 
@@ -53,7 +57,7 @@ def test_hundred_rpcs_at_once_and_what_grpcio_sends_for_their_messages(monkeypat
     monkeypatch.setattr(receiving, "CONTROL_FRAMES_MAX", 150)
 
     async def test() -> None:
-        async with serving_rpcs() as serving, stub_of(serving) as stub:
+        async with serving_rpcs() as serving, stub_of(serving) as stub, one_connection(serving, stub):
             sizes = [{"size": 3_000}] * 40
             asked = serving.service.types["StreamingOutputCallRequest"](response_parameters=sizes)
 
@@ -61,14 +65,13 @@ def test_hundred_rpcs_at_once_and_what_grpcio_sends_for_their_messages(monkeypat
                 return sum([len(one.payload.body) async for one in stub.output(asked)])
 
             assert await asyncio.gather(*(read() for _ in range(100))) == [120_000] * 100
-            client_kept_its_connection(serving)
 
     run(test)
 
 
 def test_ping_pong_of_small_messages() -> None:
     async def test() -> None:
-        async with serving_rpcs() as serving, stub_of(serving) as stub:
+        async with serving_rpcs() as serving, stub_of(serving) as stub, one_connection(serving, stub):
             asked = serving.service.types["StreamingOutputCallRequest"](response_parameters=[{"size": 1}])
             call = stub.duplex()
             for _ in range(20 * SMALL):
@@ -77,7 +80,6 @@ def test_ping_pong_of_small_messages() -> None:
                 assert answer is not grpc.aio.EOF
             await call.done_writing()
             assert await call.code() is grpc.StatusCode.OK
-            client_kept_its_connection(serving)
 
     run(test)
 
