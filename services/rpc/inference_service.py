@@ -84,6 +84,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             self._on_refused("generate", request_id, failure)
             context.fail(failure, request_id)
             return
+        del request  # It takes as much memory again as what was read from it, and the answer may take minutes.
         await self._serve(asked, call, context)
 
     def _call_of(self, request_id: str, context: Context, *, is_id_given: bool) -> Call:

@@ -2,8 +2,10 @@
 
 import asyncio
 import gc
+import sys
 from functools import partial
 from typing import Any
+from unittest.mock import MagicMock
 from weakref import WeakSet
 
 import grpc
@@ -18,8 +20,10 @@ from services.core.interface import Delta, Finish, Sink
 from services.core.request import FinishReason, Request
 from services.rpc.inference_service import InferenceService, request_id_of
 from services.rpc.status import MESSAGE_BYTES_MAX
+from services.runtime.tasks import wait_event
 from services.stubs import inference_pb2, inference_pb2_grpc
 from tests.http.rpcs import serving_at
+from tests.support.clock import WAIT_S
 from tests.support.doubles import Script, run_async
 from tests.support.inference import (
     ANSWER,
@@ -393,6 +397,29 @@ def test_request_leaves_nothing_to_the_garbage_collector(is_refused: bool) -> No
         assert run_async(scenario()) <= 1, "that of the last one, whose rpc may not have ended here"
     finally:
         gc.enable()
+
+
+def test_answer_does_not_hold_the_message_of_its_request() -> None:
+    message = generate_request()
+
+    async def scenario() -> int:
+        begun, is_over = asyncio.Event(), asyncio.Event()
+
+        async def pipeline(_request: Request, _call: Call, _sink: Sink) -> Finish:
+            begun.set()
+            await is_over.wait()
+            raise Failure(Reason.CANCELLED, "over")
+
+        context: Any = MagicMock(has_room=True, time_remaining=lambda: None, invocation_metadata=tuple)
+        before = sys.getrefcount(message)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(InferenceService(pipeline, Gate()).Generate(message, context))
+            assert await wait_event(begun, WAIT_S)
+            held = sys.getrefcount(message) - before
+            is_over.set()
+        return held
+
+    assert run_async(scenario()) == 0
 
 
 # Requests that are no messages

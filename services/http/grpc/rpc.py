@@ -141,6 +141,12 @@ class Rpc(ABC):
         except DecodeError:
             raise failed(Failure(Reason.INVALID_ARGUMENT, UNDECODABLE)) from None
 
+    async def _only(self) -> Any:
+        """The only message. Raises as `read` does."""
+        message = await self.read()
+        self.asked.reader = _READ
+        return message
+
     async def _requests(self) -> AsyncIterator[Any]:
         while (message := await self.read()) is not None:
             yield message
@@ -237,12 +243,8 @@ class Rpc(ABC):
 
     async def _serve(self, context: "RpcContext") -> None:
         method = self.asked.method
-        if method.is_request_streamed:
-            first: Any = self._requests()
-        else:
-            first = await self.read()
-            self.asked.reader = _READ  # An answer may take minutes.
-        running = method.behaviour(first, context)
+        # Nothing here holds the request: an answer may take minutes.
+        running = method.behaviour(self._requests() if method.is_request_streamed else await self._only(), context)
         if isinstance(running, AsyncGenerator):
             async with aclosing(running) as messages:
                 async for message in messages:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import weakref
 from typing import Any
 
 import grpc
@@ -111,6 +112,31 @@ def test_status_before_a_message_is_one_frame() -> None:
             assert "no method" in message_in(answer.headers)
             other = await client.answer(client.post("/other.Service/Method", message(b""), HEADERS))
             assert "no service" in message_in(other.headers)
+
+    run(test)
+
+
+def test_request_is_held_by_its_handler_alone() -> None:
+    """An answer may take minutes, and a prompt may have megabytes."""
+
+    class Message:
+        """The messages of protobuf take no weak references."""
+
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving) as client:
+            held: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+            async def behave(request: Message, _: Any) -> bytes:
+                seen = weakref.ref(request)
+                del request
+                held.set_result(seen() is not None)
+                return b""
+
+            handler = grpc.unary_unary_rpc_method_handler(behave, lambda _: Message(), bytes)
+            serving.routes.add_registered_method_handlers("test.Holding", {"Call": handler})
+            client.post("/test.Holding/Call", message(b""), HEADERS)
+            async with asyncio.timeout(WAIT_S):
+                assert not await held
 
     run(test)
 
