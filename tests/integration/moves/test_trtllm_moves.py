@@ -186,16 +186,18 @@ def test_sampled_answer_continues_after_the_delivered_tokens_and_says_so(
 
 
 def test_resumed_answer_says_that_it_had_continued_with_other_draws(start_plane: Start) -> None:
-    plane = start_plane()
-    body = {"model": "mocker", "prompt": "Once", "max_tokens": TOKENS, "temperature": 0.8, "return_token_ids": True}
+    """Its worker stands still until another is found, so that the client does not get enough to leave before that."""
+    plane, count = start_plane(frontend=("--stall-ms=60000",)), 120
+    body = {"model": "mocker", "prompt": "Once", "max_tokens": count, "temperature": 0.8, "return_token_ids": True}
     client = ReturningClient({**body, "n": 1, "ignore_eos": True})
 
     async def scenario() -> None:
         other = await asyncio.to_thread(plane.start_frontend)
         victim = await plane.worker(ITL)
         async with asyncio.TaskGroup() as group:
-            group.create_task(client.ask(plane.frontend, events_max=TOKENS // 2))
+            group.create_task(client.ask(plane.frontend, events_max=count - TOKENS))
             await until(lambda: len(client.ids) >= FEWER[0])
+            victim.signal(SIGSTOP)
             await plane.worker(ITL)
             victim.signal(SIGKILL)
         assert not client.has_ended
@@ -204,4 +206,4 @@ def test_resumed_answer_says_that_it_had_continued_with_other_draws(start_plane:
     asyncio.run(scenario())
 
     (choice,) = client.choices.values()
-    assert (choice.continuation, choice.finish, len(choice.token_ids)) == ("prefix", "length", TOKENS)
+    assert (choice.continuation, choice.finish, len(choice.token_ids)) == ("prefix", "length", count)
