@@ -300,7 +300,7 @@ GRPC = {
 
 async def refused(frontend: Frontend, message: Any, *, is_raw: bool = False) -> Refused:
     """Return how the frontend refuses the message, which may already be encoded."""
-    unbounded = [*CHANNEL_OPTIONS, ("grpc.max_send_message_length", -1)]
+    unbounded = [*(dict(CHANNEL_OPTIONS) | {"grpc.max_send_message_length": -1}).items()]
     async with grpc.aio.insecure_channel(frontend.grpc, options=unbounded) as channel:
         generate: Any = inference_pb2_grpc.InferenceStub(channel).Generate
         if is_raw:
