@@ -1,7 +1,6 @@
 """Metadata, timeouts and statuses as header fields."""
 
 import base64
-import binascii
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -67,7 +66,7 @@ def metadata_in(headers: Mapping[str, str]) -> Metadata:
 def _decoded(name: str, value: str) -> bytes:
     try:
         return base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
-    except binascii.Error:
+    except ValueError:  # That of characters beyond ASCII is no binascii.Error.
         raise RpcError(StatusCode.INVALID_ARGUMENT, f"the metadata {name[:50]} is not in base64") from None
 
 

@@ -134,8 +134,7 @@ class H2Exchange(Request):
         return b"" if request.method == "HEAD" else response.body
 
     def _send_head(self, status: int, fields: Mapping[str, str]) -> None:
-        if not self._stream.is_closed:
-            self._stream.send_head(encode_status(status) + encode_fields(fields.items()))
+        self._stream.send_head(encode_status(status) + encode_fields(fields.items()))
 
     def write(self, data: bytes) -> None:
         self._stream.send(data)

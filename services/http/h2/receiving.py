@@ -200,9 +200,9 @@ class FrameHandler:
             return stream
         self._control.spend()
         match self.streams.past_of(one.stream_id):
-            case "idle":
+            case "idle" if not self._is_beyond(one.stream_id):
                 raise H2Error(ErrorCode.PROTOCOL_ERROR, f"a frame on the stream {one.stream_id}, which is not open")
-            case "reset":
+            case "idle" | "reset":
                 return None
             case _ if one.kind != DATA:
                 return None  # It crossed the end of the stream. Source: RFC 9113, section 5.1, "closed".
@@ -235,7 +235,7 @@ class FrameHandler:
             self._open(block, fields)
 
     def _is_beyond(self, stream_id: int) -> bool:
-        """Whether a stream is opened after the second GOAWAY."""
+        """Whether the client has opened a stream after the second GOAWAY, which it had not seen. It is ignored."""
         return not self._owner.takes_streams and stream_id > self.streams.last_id
 
     def _end_with_trailers(self, stream: Stream, block: HeaderBlock, fields: Fields) -> None:

@@ -112,8 +112,9 @@ class SendingHalf(ABC):
         self._trailers = b""
 
     def send_head(self, block: bytes) -> None:
-        """Send the head of the answer."""
-        self._writer.put(headers_frames(self.id, block, is_last=False))
+        """Send the head of the answer. Ignored if the stream is closed: a handler may not have noticed yet."""
+        if not self.is_closed:
+            self._writer.put(headers_frames(self.id, block, is_last=False))
 
     def send(self, data: bytes) -> None:
         """Send content, or keep it until the client takes it. Every event takes this path."""

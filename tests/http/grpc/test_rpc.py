@@ -21,6 +21,7 @@ from tests.http.grpc.interop_service import ECHOED, SERVICE
 from tests.http.grpc.support import (
     EMPTY_CALL,
     HEADERS,
+    INPUT_CALL,
     OUTPUT_CALL,
     UNARY_CALL,
     message,
@@ -83,6 +84,21 @@ def test_metadata_go_both_ways() -> None:
         assert dict(await rpc.trailing_metadata())[trailing] == b"\xab\x00\xff"
 
     call(test)
+
+
+@pytest.mark.parametrize("value", ["!", "é"])
+def test_binary_metadata_that_are_not_in_base64_are_refused_and_the_connection_goes_on(value: str) -> None:
+    """Characters beyond ASCII are another error of Python's base64, which once ended the connection."""
+
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving) as client:
+            refused = await client.answer(client.post(EMPTY_CALL, message(b""), HEADERS | {"x-bin": value}))
+            other = await client.answer(client.post(EMPTY_CALL, message(b""), HEADERS))
+
+        assert refused.headers["grpc-status"] == str(grpc.StatusCode.INVALID_ARGUMENT.value[0])
+        assert other.trailers["grpc-status"] == "0"
+
+    run(test)
 
 
 @pytest.mark.parametrize("text", ["test", "\t\nwith whitespace\r\nand ☺ and 😈\t\n", "100 %", ""])
@@ -172,6 +188,30 @@ def test_client_that_cancels_cancels_the_handler() -> None:
             client.send(rst_stream(stream_id, ErrorCode.CANCEL))
 
             await serving.service.cancelled.wait()
+
+    run(test)
+
+
+def test_handler_sends_nothing_on_a_stream_that_was_reset() -> None:
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving) as client:
+            has_sent = asyncio.Event()
+
+            async def send_late(requests: Any, context: Any) -> None:
+                try:
+                    await context.read()
+                finally:
+                    context.send_head(())
+                    has_sent.set()
+
+            serving.routes.methods[INPUT_CALL].behaviour = send_late
+            stream_id = client.open(INPUT_CALL, HEADERS, ends=False)
+            await client.until(lambda: client.seen)
+            client.send(rst_stream(stream_id, ErrorCode.CANCEL))
+            await has_sent.wait()
+
+            await client.answer(client.post(EMPTY_CALL, message(b""), HEADERS))
+            assert [one for one in client.seen if one.stream_id == stream_id] == []
 
     run(test)
 

@@ -293,7 +293,8 @@ def test_draining_connection_serves_what_is_on_its_way_and_then_leaves() -> None
             client.send(frame(PING, ACK, 0, DRAIN_PING))
             await client.until(lambda: len(client.goaways) == 2)
             assert client.goaways[-1] == (crossed, ErrorCode.NO_ERROR)
-            late = client.get("/live")
+            late = client.post(COMPLETIONS, COMPLETION)
+            client.send(rst_stream(late, ErrorCode.CANCEL))
             more.set()
             assert texts((await client.answer(first)).body) == "a"
             await client.end()
