@@ -45,17 +45,18 @@ class H2Connection(asyncio.Protocol):
     | serving | the client breaks the protocol or passes a bound | lingering |
     | serving | the client disconnects | closed |
     | leaving | the client answers the PING, a stream is open | left |
-    | leaving | the client answers the PING, no stream is open | closed |
+    | leaving | the client answers the PING, no stream is open | lingering |
     | leaving | GOAWAY_S_MAX passes, a stream is open | left |
     | leaving | the client breaks the protocol or passes a bound | lingering |
-    | left | the last stream ends | closed |
+    | left | the last stream ends | lingering |
     | left | the client breaks the protocol or passes a bound | lingering |
     | lingering | the client disconnects | closed |
     | lingering | `lingering_s_max` passes | closed |
 
     While it is leaving, new streams are served. Once it has left, they are ignored: the second GOAWAY says so, and the
-    client sends them elsewhere. While it is lingering, what arrives is discarded: closing would lose the GOAWAY that
-    says what was wrong. See `Host` and `Owner` for the attributes.
+    client sends them elsewhere. While it is lingering, our side has ended, and what arrives is discarded: closing while
+    the client still sends would reset the connection, and lose the end of an answer, or the GOAWAY that says what was
+    wrong. See `Host` and `Owner` for the attributes.
     """
 
     def __init__(self, context: ConnectionContext, only_request: bytes | None = None) -> None:
@@ -88,13 +89,13 @@ class H2Connection(asyncio.Protocol):
         self._frames = FrameHandler(self, writer, config.body_read_s_max, self.context.frame_limiter)
         writer.on_sent = self._frames.on_sent
         self._keepalive = Keepalive(
-            lambda: writer.put(frame(PING, 0, 0, bytes(PING_SIZE))), self.transport.abort, writer.progress_if_unsent
+            lambda: writer.put(frame(PING, 0, 0, bytes(PING_SIZE))), self.transport.abort, writer.progress
         )
         self.context.clients.add(self)
         writer.put(own_settings() + window_update(0, CONNECTION_WINDOW_BYTES - WINDOW_DEFAULT))
         if self._only_request is not None:
             self._frames.feed(self._only_request)
-            self._leave_now()  # It has a descriptor that others need.
+            self._leave_now()
 
     def data_received(self, data: bytes) -> None:
         if self._state != "lingering":
@@ -138,7 +139,7 @@ class H2Connection(asyncio.Protocol):
         if self._frames.streams or self.transport.is_closing():
             return
         if self._state == "left":
-            self._close()
+            self._end()
         else:
             self.context.clients.set_idle(self)
 
@@ -160,7 +161,7 @@ class H2Connection(asyncio.Protocol):
         self._state = "left"
         self._writer.put(goaway(self._frames.streams.last_id, ErrorCode.NO_ERROR))
         if not self._frames.streams:
-            self._close()
+            self._end()
 
     def leave(self) -> None:
         """Close the connection, which answers no request."""
@@ -174,14 +175,8 @@ class H2Connection(asyncio.Protocol):
     def on_broken(self, error: H2Error) -> None:
         log.debug("client broke HTTP/2", code=error.code.name, why=str(error))
         self._writer.put(goaway(self._frames.streams.last_id, error.code, str(error)))
-        self._writer.stop()
-        self._keepalive.stop()
-        self._stop_timer()
-        self._state = "lingering"
+        self._linger()
         self._frames.lose_streams()
-        with suppress(OSError):  # The client may have disconnected already.
-            self.transport.write_eof()
-        self._timer = self._loop.call_later(self.context.config.lingering_s_max, self.transport.abort)
 
     def abort(self) -> None:
         """Close the connection at once, and cancel the running answers."""
@@ -189,9 +184,25 @@ class H2Connection(asyncio.Protocol):
         for task in self.tasks:
             task.cancel()
 
-    def _close(self) -> None:
-        self._writer.flush()
-        self.transport.close()
+    def _end(self) -> None:
+        """Nothing is left to answer."""
+        if self._only_request is None:
+            self._linger()
+        else:  # It has a descriptor that others need.
+            self._writer.flush()
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Send nothing more, and wait a while for the client to close."""
+        self._writer.stop()
+        self._keepalive.stop()
+        self._stop_timer()
+        self._state = "lingering"
+        if self.transport.is_closing():
+            return
+        with suppress(OSError):  # The client may have disconnected already.
+            self.transport.write_eof()
+        self._timer = self._loop.call_later(self.context.config.lingering_s_max, self.transport.abort)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

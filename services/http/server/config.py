@@ -28,10 +28,11 @@ class HttpConfig:
     `sse_keepalive_s`: how long a stream is silent before a comment is sent; None: no comments are sent.
 
     `body_read_s_max`: how long a request may take to arrive. `lingering_s_max`: how long the rest of a refused request
-    is read and discarded, so that the client sees the response. `keepalive_s`: how long an idle connection stays open.
-    `shutdown_s_max`: how long running answers may continue when the server closes. `backlog`: how many connections may
-    wait in the kernel to be accepted. `takes_reserve`: connections may take the last file descriptors, because
-    they are calls of this program's own processes.
+    is read and discarded, so that the client sees the response, and how long a client over HTTP/2 may take to close a
+    connection whose last answer is sent. `keepalive_s`: how long an idle connection stays open. `shutdown_s_max`: how
+    long running answers may continue when the server closes. `backlog`: how many connections may wait in the kernel to
+    be accepted. `takes_reserve`: connections may take the last file descriptors, because they are calls of this
+    program's own processes.
     """
 
     body_bytes_max: int = 64 * 1024 * 1024
