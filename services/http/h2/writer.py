@@ -117,11 +117,6 @@ class FrameWriter:
         """A number that changes when the client takes something from this connection."""
         return self._written_size - unsent_bytes(self.transport)
 
-    def progress_if_unsent(self) -> int | None:
-        """The same; None: nothing waits for the client."""
-        unsent = unsent_bytes(self.transport)
-        return self._written_size - unsent if unsent else None
-
     # Streams that wait
 
     def wait(self, stream: Waiting) -> None:

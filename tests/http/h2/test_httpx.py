@@ -1,9 +1,13 @@
 """A stock client of HTTP/2, with a state machine of its own (python-hyper's h2), gets the same answers."""
 
 import asyncio
+from itertools import count
 
 import httpx
+import pytest
 
+from services.http.h2.bounds import keepalive
+from services.http.h2.bounds.keepalive import SILENT_LOOKS_MAX, Keepalive
 from tests.http.h2.support import COMPLETION, COMPLETIONS, STREAMED
 from tests.http.support import Script, events, run, serving
 from tests.support.clock import WAIT_S
@@ -39,6 +43,34 @@ def test_many_streams_on_one_connection() -> None:
             assert len(server.clients) == 1
 
         assert {task.result().content.count(b"data: ") for task in tasks} == {4}
+
+    run(test)
+
+
+def test_program_that_does_something_else_between_two_tokens_keeps_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """httpx answers a PING only while it waits for an answer."""
+    monkeypatch.setattr(keepalive, "LOOK_S", 0.1)  # Kernels acknowledge a PING within 40 ms.
+    look, counted, more = Keepalive._look, count(1), asyncio.Event()
+
+    def note(self: Keepalive) -> None:
+        if next(counted) == 3 * SILENT_LOOKS_MAX:
+            more.set()
+        look(self)
+
+    monkeypatch.setattr(Keepalive, "_look", note)
+
+    async def test() -> None:
+        async with (
+            serving(Script("a", more, "b")) as server,
+            client_of(server.port) as client,
+            client.stream("POST", COMPLETIONS, json=STREAMED) as streamed,
+        ):
+            parts = streamed.aiter_raw()
+            body = await anext(parts)
+            await more.wait()
+            body += b"".join([part async for part in parts])
+
+        assert "".join(event["choices"][0]["text"] for event in events(body)[:-1]) == "ab"
 
     run(test)
 
