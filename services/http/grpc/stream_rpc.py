@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 from grpc import StatusCode
 
+from services.core.errors import Failure, Reason
 from services.http.grpc.messages import COMPRESSED_BYTES_MIN, GZIP, INLINE_BYTES_MAX, MessageReader, compressed
-from services.http.grpc.metadata import Metadata, RpcError, head_block, trailers_block
+from services.http.grpc.metadata import Metadata, RpcError, failed, head_block, trailers_block
 from services.http.grpc.rpc import Asked, Method, Rpc, Rpcs
 from services.http.h2.request import Host, Request
 from services.http.h2.stream import Stream
@@ -131,7 +132,7 @@ class StreamRpc(Ended, Rpc):
 
     def on_late(self) -> None:
         within = f"within {self._host.context.config.body_read_s_max:g} s"
-        self._set_fault(RpcError(StatusCode.DEADLINE_EXCEEDED, f"the request did not arrive {within}"))
+        self._set_fault(failed(Failure(Reason.DEADLINE_EXCEEDED, f"the request did not arrive {within}")))
 
     def _set_fault(self, error: RpcError) -> None:
         """End the rpc: with the next read if it has begun."""
@@ -241,7 +242,8 @@ class StreamRpc(Ended, Rpc):
         return self._stream.progress()
 
     def cut(self) -> None:
-        self.end(StatusCode.RESOURCE_EXHAUSTED, "the client did not read the answer in time", now=True)
+        error = failed(Failure(Reason.SLOW_CLIENT, "the client did not read the answer in time"))
+        self.end(error.code, error.message, error.trailing, now=True)
 
     async def _wait_sent(self) -> None:
         sent = asyncio.Event()

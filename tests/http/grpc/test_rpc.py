@@ -1,6 +1,7 @@
 """Rpcs have the semantics of gRPC: messages in order, one status, deadlines, metadata, and bounds on what comes."""
 
 import asyncio
+import base64
 import gzip
 import weakref
 from typing import Any
@@ -390,6 +391,9 @@ def test_answer_that_is_not_read_ends_with_a_status_and_others_go_on() -> None:
             answer = await client.answer(client.post(UNARY_CALL, message(asked), HEADERS))
 
             assert answer.trailers["grpc-status"] == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+            assert Reason.SLOW_CLIENT in base64.b64decode(answer.trailers["grpc-status-details-bin"] + "==").decode(
+                errors="replace"
+            )
             assert (await client.answer(client.post(EMPTY_CALL, message(b""), HEADERS))).trailers["grpc-status"] == "0"
 
     with capture_logs() as logs:
