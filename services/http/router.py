@@ -103,4 +103,6 @@ class Router:
         return sorted((path, method) for path, methods in paths.items() for method in methods if method != "HEAD")
 
     def _all(self) -> str:
+        if not self.listed():
+            return "This address serves gRPC, and nothing over HTTP."
         return f"There are {', '.join(f'{method} {path}' for path, method in self.listed())}."

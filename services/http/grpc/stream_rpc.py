@@ -9,6 +9,7 @@ from services.core.errors import Failure, Reason
 from services.http.grpc.messages import COMPRESSED_BYTES_MIN, GZIP, INLINE_BYTES_MAX, MessageReader, compressed
 from services.http.grpc.metadata import Metadata, RpcError, failed, head_block, trailers_block
 from services.http.grpc.rpc import Asked, Method, Rpc, Rpcs
+from services.http.h1.parser import too_large
 from services.http.h2.request import Host, Request
 from services.http.h2.stream import Stream
 from services.http.h2.wire.fields import RequestHead
@@ -90,8 +91,12 @@ class StreamRpc(Ended, Rpc):
         is_streamed = self.asked.method.is_request_streamed
         if self.asked.fault is not None or (self._has_begun and not is_streamed):
             return  # The window stays closed.
-        if self._host.bodies_size + len(data) > self._host.context.app.body_bytes_max:
-            self._stream.reset(ErrorCode.REFUSED_STREAM)  # Above the bound of all requests of the connection.
+        bytes_max = self._host.context.app.body_bytes_max
+        if self._held_size + len(data) > bytes_max:
+            self._set_fault(failed(too_large(bytes_max)))
+            return
+        if self._host.bodies_size + len(data) > bytes_max:
+            self._stream.reset(ErrorCode.REFUSED_STREAM)  # Alone it would not be too large: it may come again.
             return
         self._hold(len(data))
         self._unused_size += len(data)

@@ -472,3 +472,17 @@ def test_guard_refuses_before_the_request_is_read() -> None:
         assert allowed.trailers["grpc-status"] == "0"
 
     run(test)
+
+
+def test_message_above_the_bound_of_bodies_is_refused_with_its_reason() -> None:
+    async def scenario() -> None:
+        async with serving_rpcs(config=HttpConfig(body_bytes_max=1_000)) as serving, stub_of(serving) as stub:
+            types = serving.service.types
+            large = types["SimpleRequest"](payload=types["Payload"](body=bytes(2_000)))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.unary(large)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "larger than 1000 bytes" in (caught.value.details() or "")
+            assert await stub.empty(types["Empty"]()) == types["Empty"]()
+
+    asyncio.run(scenario())
