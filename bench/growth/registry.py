@@ -47,8 +47,8 @@ class Client:
     def has_seen(self, view: WatchCache) -> bool:
         return self.message_count > 0 and self.revision >= view.revision
 
-    async def send_initial_metadata(self, _metadata: object) -> None:
-        pass
+    def send_head(self, _metadata: object) -> None:
+        """It would be the same for every client."""
 
 
 class Registry:
