@@ -16,8 +16,9 @@ from services.runtime.loop import clock
 
 DEADLINE_SLACK = 0.01
 """gRPC rounds a timeout up on the wire by at most this fraction, so a client's own timer may fire that much earlier."""
-DEADLINE_SLACK_S = 0.01
-"""Allowance for differences between clocks and for network latency."""
+DEADLINE_SLACK_S = 0.1
+"""Allowance for the way here, at most a quarter of the timeout. On it a request may also wait for a busy event loop: a
+client whose deadline passes before ours resets its rpc, as one does that leaves."""
 
 
 _PROCESS_ENDED = Failure(Reason.CANCELLED, "the process was stopped")
@@ -100,7 +101,8 @@ def why_cancelled(call: Call, began_s: float, now_s: float) -> tuple[Failure, Ca
     if call.ending.failure is not None:
         return call.ending.failure, call.ending.cause
     if call.deadline is not None:
-        slack_s = DEADLINE_SLACK * (call.deadline - began_s) + DEADLINE_SLACK_S
+        timeout_s = call.deadline - began_s
+        slack_s = DEADLINE_SLACK * timeout_s + min(DEADLINE_SLACK_S, timeout_s / 4)
         if now_s >= call.deadline - slack_s:
             return Failure(Reason.DEADLINE_EXCEEDED, "the request's deadline has passed"), Cause.DEADLINE
     return Failure(Reason.CANCELLED, "the client left"), Cause.CLIENT_DISCONNECT
