@@ -45,7 +45,7 @@ def check_steps(cluster: Cluster, name: str, command: list[str]) -> None:
     frontend = cluster.plane.frontend
     moves = len(frontend.moves(f"{name}-lost_worker"))
     cancel = {"request_id": f"{name}-cancel", "outcome": "CANCELLED"}
-    cancels = len(frontend.events("request", **cancel))
+    cancels = len(frontend.events_until_now("request", **cancel))
 
     reported = asyncio.run(run(cluster, command))
 
