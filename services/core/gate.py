@@ -14,7 +14,7 @@ class Gate:
     def __init__(self) -> None:
         self.is_draining = False
         self._inside: dict[str, Ending] = {}  # request id → the ending of the first request with this id
-        self._namesakes: dict[str, set[Ending]] = {}  # request id → endings of further requests with the same id; rare
+        self._namesakes: dict[str, dict[Ending, None]] = {}  # id → endings of further requests with that id; rare
         self._quiet = asyncio.Event()
         self._quiet.set()
 
@@ -28,7 +28,7 @@ class Gate:
         if self.is_draining:
             raise Failure(Reason.DRAINING, "the server is shutting down and takes no new requests", retry_after_s=1.0)
         if self._inside.setdefault(call.request_id, call.ending) is not call.ending:
-            self._namesakes.setdefault(call.request_id, set()).add(call.ending)
+            self._namesakes.setdefault(call.request_id, {})[call.ending] = None
         self._quiet.clear()
 
     def leave(self, call: Call) -> None:
@@ -37,9 +37,9 @@ class Gate:
         if namesakes is None:
             del self._inside[name]
         elif self._inside[name] is call.ending:
-            self._inside[name] = namesakes.pop()
+            self._inside[name] = namesakes.popitem()[0]
         else:
-            namesakes.discard(call.ending)
+            namesakes.pop(call.ending, None)
         if namesakes is not None and not namesakes:
             del self._namesakes[name]
         if not self._inside:

@@ -53,7 +53,7 @@ class Watcher:
         was_synced = self.is_synced
         received = {instance.instance_id: record_from_wire(instance) for instance in response.put}
         put = {name: record for name, record in received.items() if self._records.get(name) != record}
-        left = self._records.keys() - received.keys() if response.snapshot else response.deleted
+        left = [name for name in self._records if name not in received] if response.snapshot else response.deleted
         gone = [instance_id for instance_id in left if self._records.pop(instance_id, None) is not None]
         self._records.update(put)
         self._revision, self._epoch = response.revision, response.epoch

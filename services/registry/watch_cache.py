@@ -39,7 +39,7 @@ class WatchCache:
         self._history_changes_max = history_changes_max
         self._complete_after = 0
         self._changed = asyncio.Event()
-        self._listeners: dict[str, set[Callable[[], None]]] = {}
+        self._listeners: dict[str, dict[Callable[[], None], None]] = {}
         self._snapshot: WatchResponse | None = None
         self._latest: tuple[int, WatchResponse] | None = None  # The last result of `since`, and its revision.
 
@@ -123,12 +123,12 @@ class WatchCache:
     @contextmanager
     def listening(self, instance_id: str, listener: Callable[[], None]) -> Iterator[None]:
         """Call `listener` after each change of this instance."""
-        listeners = self._listeners.setdefault(instance_id, set())
-        listeners.add(listener)
+        listeners = self._listeners.setdefault(instance_id, {})
+        listeners[listener] = None
         try:
             yield
         finally:
-            listeners.discard(listener)
+            listeners.pop(listener, None)
             if not listeners and self._listeners.get(instance_id) is listeners:
                 del self._listeners[instance_id]
 

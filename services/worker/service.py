@@ -33,7 +33,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._pipeline = pipeline
         self.generations = GenerationStore(pipeline, config.detach)
         self._config = config
-        self._sessions: set[FrontendSession] = set()
+        self._sessions: dict[FrontendSession, None] = {}  # In the order in which they began.
         self._has_no_session = asyncio.Event()
         self._has_no_session.set()
         self._grace_s: float | None = None
@@ -57,12 +57,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         session = FrontendSession(self._pipeline, self._welcome(), self.load, counters, self.generations, self._config)
         if self._grace_s is not None:
             session.goaway(self._grace_s)
-        self._sessions.add(session)
+        self._sessions[session] = None
         self._has_no_session.clear()
         try:
             await session.serve(connection)
         finally:
-            self._sessions.discard(session)
+            self._sessions.pop(session, None)
             if not self._sessions:
                 self._has_no_session.set()
 

@@ -97,9 +97,9 @@ class Pool:
         self._rng = random.Random()
         self._view: dict[str, InstanceRecord] = {}
         self._kept: set[str] = set()  # Ids of instances with a task that keeps their session.
-        self._unkept: set[str] = set()  # Ids of instances of the view that may have no such task.
+        self._unkept: dict[str, None] = {}  # Ids of instances of the view that may have no such task, in order.
         self._has_unkept = asyncio.Event()
-        self._welcomed: set[WorkerSession] = set()  # Including sessions whose model is still being learned.
+        self._welcomed: dict[WorkerSession, None] = {}  # Including sessions whose model is still being learned.
         self._sessions: dict[str, WorkerSession] = {}  # By key: sessions on which requests can be sent.
         self._worker_sets: dict[int, WorkerSet] = {}  # By the identity of their card.
         self._quarantined: dict[str, float] = {}  # instance id → until when, in event-loop time
@@ -209,7 +209,7 @@ class Pool:
         before = [self._view.pop(instance_id, None) for instance_id in (*put, *gone)]
         self._view.update(put)
         self._catalog.note_registered(put.values(), [record for record in before if record is not None])
-        self._unkept.update(put)
+        self._unkept.update(dict.fromkeys(put))
         self._has_unkept.set()
 
     async def run(self) -> None:
@@ -219,8 +219,8 @@ class Pool:
             while True:
                 await self._has_unkept.wait()
                 self._has_unkept.clear()
-                unkept, self._unkept = self._unkept, set()
-                for instance_id in unkept - self._kept:
+                unkept, self._unkept = self._unkept, {}
+                for instance_id in [one for one in unkept if one not in self._kept]:
                     self._kept.add(instance_id)
                     group.create_task(self._keep(instance_id))
 
@@ -239,7 +239,7 @@ class Pool:
             self._kept.discard(instance_id)
             self._quarantined.pop(instance_id, None)
             if instance_id in self._view:  # It has come back meanwhile.
-                self._unkept.add(instance_id)
+                self._unkept[instance_id] = None
                 self._has_unkept.set()
 
     async def _hold(self, record: InstanceRecord) -> _Loss:
@@ -268,14 +268,14 @@ class Pool:
                 was_draining=session.candidate.is_draining,
             )
         finally:
-            self._welcomed.discard(session)
+            self._welcomed.pop(session, None)
             self.withdraw(session)
         raise AssertionError("a session ends with a failure")
 
     async def _admit(self, session: WorkerSession, welcome: asyncio.Event) -> None:
         """Wait for the welcome, learn the worker's model, and offer the session to requests."""
         await welcome.wait()
-        self._welcomed.add(session)
+        self._welcomed[session] = None
         try:
             card = await self._catalog.learn(
                 session.card, session.record.address, lambda: not self._is_served(session.card.model)

@@ -39,7 +39,7 @@ class Clients:
         """`keepalive_s`: how long a connection may be idle."""
         self.is_closing = False
         self._keepalive_s = keepalive_s
-        self._open: set[Client] = set()
+        self._open: dict[Client, None] = {}  # In the order in which they came.
         self._idle: OrderedDict[Client, float] = OrderedDict()  # → idle since, in event-loop time
         self._timer: asyncio.TimerHandle | None = None
         self.on_removed: Callable[[], None] | None = None
@@ -53,12 +53,12 @@ class Clients:
         if self.is_closing:
             client.abort()
             return
-        self._open.add(client)
+        self._open[client] = None
         self.set_idle(client)
 
     def remove(self, client: Client) -> None:
         """Remove a closed connection."""
-        self._open.discard(client)
+        self._open.pop(client, None)
         self.set_busy(client)
         if self.on_removed is not None:
             self.on_removed()

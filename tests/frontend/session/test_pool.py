@@ -134,7 +134,7 @@ def test_a_worker_that_gets_a_request_is_lost_exactly_stall_s_later_if_it_is_sil
         sweeping = asyncio.create_task(pool._sweep())
         await settle()
         worker = BareWorker(config=config)
-        pool._welcomed.add(worker.session)
+        pool._welcomed[worker.session] = None
         for seconds in (0.5, 0.125, 0.125, 0.5, 0.25, 0.0625, 0.0625):  # It looks every quarter of a second.
             pass_time(seconds)
             await settle()
@@ -160,7 +160,7 @@ def test_a_late_frontend_does_not_take_its_workers_for_silent(spans_s: tuple[flo
 
     async def scenario() -> bool:
         pool, worker = Pool(ModelCatalog(), PoolConfig(session=config)), BareWorker(config=config)
-        pool._welcomed.add(worker.session)
+        pool._welcomed[worker.session] = None
         worker.open().ended.add_done_callback(lambda ended: ended.exception())
         sweeping = asyncio.create_task(pool._sweep())
         await settle()
@@ -191,7 +191,7 @@ def test_a_worker_found_right_after_a_sweep_gets_a_keepalive_in_time_however_lon
         sweeping = asyncio.create_task(pool._sweep())
         await settle()
         worker, wire = found(config)
-        pool._welcomed.add(worker.session)
+        pool._welcomed[worker.session] = None
         while wire.written == PREAMBLE:
             pass_time(1.0)
             await settle()
@@ -201,8 +201,8 @@ def test_a_worker_found_right_after_a_sweep_gets_a_keepalive_in_time_however_lon
     assert run_clocked(scenario()) <= SILENCE_S_MAX - KEEPALIVE_S
 
 
-class Looks(set[WorkerSession]):
-    """A set of sessions that counts how often it is iterated."""
+class Looks(dict[WorkerSession, None]):
+    """The sessions of a pool. It counts how often it is iterated."""
 
     count = 0
 
@@ -219,7 +219,7 @@ def test_workers_found_one_by_one_are_checked_together() -> None:
         pool._welcomed = looks = Looks()
         for _ in range(50):
             worker, wire = found()
-            pool._welcomed.add(worker.session)
+            pool._welcomed[worker.session] = None
             wires.append(wire)
             pass_time(0.01)
         sweeping = asyncio.create_task(pool._sweep())
@@ -309,7 +309,7 @@ def test_a_lost_worker_is_withdrawn_at_once_and_found_again_when_it_is_back() ->
             [found] = sessions(pool)
             assert found.key != first
             assert pool.session(first) is None
-            assert pool._welcomed == {found}, "the lost session is not checked any more"
+            assert [*pool._welcomed] == [found], "the lost session is not checked any more"
             assert found.candidate.quarantined_until > asyncio.get_running_loop().time()
 
     run_async(scenario())
