@@ -10,6 +10,7 @@ MODEL := smollm2
 WORKERS ?= 2
 KILLS ?= 500
 TIMES ?= 10
+SEEDS ?= 10000
 SOURCES_OF_INSTALL := pyproject.toml proto/build_stubs.py $(wildcard proto/unbroken/v1/*.proto)
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 RECORD := proto-released/$(VERSION)
@@ -18,7 +19,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-clients surface compose-test kill-loop frontend-loss storm attacks bench bench-small hold scale lint lint-proto record-proto pages stubs install install-dev model etcd iproute2 wrk curl chromium peer peer-smg clean
+.PHONY: help up test test-clients surface simulate compose-test kill-loop frontend-loss storm attacks bench bench-small hold scale lint lint-proto record-proto pages stubs install install-dev model etcd iproute2 wrk curl chromium peer peer-smg clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets.
@@ -38,6 +39,9 @@ surface: install-dev ## Send 35,000 random requests, valid or not by the OpenAPI
 
 compose-test: install-dev ## Test `docker compose up`, and kill containers under streams. Needs Docker; minutes at first.
 	$(BIN)/pytest tests/compose -v --tb=short
+
+simulate: install-dev ## Run SEEDS (10,000) fault schedules through whole planes, in virtual time.
+	$(BIN)/python -m simulation campaign --seeds $(SEEDS)
 
 kill-loop: install-dev ## Kill 500 workers under load, one per second, and count what clients notice.
 	$(BIN)/python -m bench.kill_loop --kills $(KILLS)

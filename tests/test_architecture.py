@@ -160,7 +160,7 @@ def _uses(imported: Iterable[str], room: str) -> bool:
     return any(one == room or one.startswith(f"{room}.") for one in imported)
 
 
-@pytest.mark.parametrize("tree", ["services", "tests", "bench", "clients"])
+@pytest.mark.parametrize("tree", ["services", "tests", "bench", "clients", "simulation"])
 def test_no_folder_is_crowded(tree: str) -> None:
     counts: dict[str, int] = {}
     for path in python_files(tree):
@@ -175,7 +175,7 @@ def test_no_folder_is_crowded(tree: str) -> None:
 
 def test_functions_and_classes_are_short() -> None:
     long = {}
-    for path in (*python_files("services"), *python_files("clients")):
+    for path in (*python_files("services"), *python_files("clients"), *python_files("simulation")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 assert node.end_lineno is not None

@@ -59,6 +59,10 @@ TRIED = {
     "make surface": Place(
         "tests/clients/test_surface.py", "SURFACE_TIMES", "takes some 15 minutes; it is run in small"
     ),
+    "make simulate": Place("tests/simulation/test_campaign.py", "SEEDS", "takes some ten minutes; 200 seeds are run"),
+    "python -m simulation seed": Place(
+        "tests/simulation/test_campaign.py", 'simulate("seed"', "is run for another seed"
+    ),
     "make pages": Place(
         "tests/docs/test_tables.py", "`make pages`", "would write into this tree; what it writes is compared"
     ),

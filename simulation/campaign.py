@@ -1,0 +1,111 @@
+"""Runs many seeds, each in a process of its own that is forked from one in which everything is imported."""
+
+import os
+import pickle
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from selectors import EVENT_READ, DefaultSelector
+from typing import Any, NoReturn
+
+from simulation.run import Report, run_plan
+from simulation.scenario.plan import Plan, draw_plan
+
+_SIZE = struct.Struct(">I")
+
+
+def in_child(work: Callable[[], Any]) -> Any:
+    """Do the work in a forked process, and return what it returns, or the text of its exception."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.close(reader)
+            try:
+                result = work()
+            except BaseException as error:
+                result = f"{type(error).__name__}: {error}"
+            with os.fdopen(writer, "wb") as pipe:
+                pickle.dump(result, pipe)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(pid, 0)
+    return pickle.loads(data) if data else "the run died"
+
+
+def run_in_child(plan: Plan, *, with_trace: bool = False) -> Report | str:
+    """Run a plan in a process of its own. Returns the text of an exception that ended it."""
+
+    def work() -> Report:
+        report = run_plan(plan)
+        return report if with_trace else replace(report, trace=())
+
+    return in_child(work)  # type: ignore[no-any-return]
+
+
+def problems_of(result: Report | str) -> tuple[str, ...]:
+    return (result,) if isinstance(result, str) else result.problems
+
+
+def shortened(plan: Plan) -> Plan:
+    """The plan with as few requests and faults as still fail."""
+    is_shorter = True
+    while is_shorter:
+        is_shorter = False
+        candidates = [plan.without(fault=index) for index in range(len(plan.faults))]
+        candidates += [plan.without(request=index) for index in range(len(plan.requests))]
+        for candidate in candidates:
+            if candidate.requests and problems_of(run_in_child(candidate)):
+                plan, is_shorter = candidate, True
+                break
+    return plan
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one seed."""
+
+    seed: int
+    problems: tuple[str, ...]
+    turns: int = 0
+    reached: frozenset[str] = frozenset()
+
+
+def run_seeds(seeds: Sequence[int], jobs: int) -> Iterator[Outcome]:
+    """Run seeds in `jobs` processes at a time."""
+    with ExitStack() as stack, DefaultSelector() as selector:
+        for job in range(jobs):
+            reader, writer = os.pipe()
+            if not os.fork():
+                os.close(reader)
+                _work(seeds[job::jobs], writer)
+            os.close(writer)
+            selector.register(stack.enter_context(os.fdopen(reader, "rb")), EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select():
+                pipe: Any = key.fileobj
+                if head := pipe.read(_SIZE.size):
+                    yield pickle.loads(pipe.read(*_SIZE.unpack(head)))
+                else:
+                    selector.unregister(pipe)
+    for _ in range(jobs):
+        os.wait()
+
+
+def _work(seeds: Sequence[int], writer: int) -> NoReturn:
+    """Run the seeds of one job, and report each."""
+    with os.fdopen(writer, "wb") as pipe:
+        for seed in seeds:
+            result = run_in_child(draw_plan(seed))
+            if isinstance(result, str):
+                outcome = Outcome(seed, (result,))
+            else:
+                outcome = Outcome(seed, result.problems, result.turns, result.reached)
+            item = pickle.dumps(outcome)
+            pipe.write(_SIZE.pack(len(item)) + item)
+            pipe.flush()
+    os._exit(0)

@@ -1,0 +1,104 @@
+"""What a simulated client does with a request of the plan, whatever protocol it speaks."""
+
+import asyncio
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from simulation.clients.answer import Answer, Choice
+from simulation.runtime.world import World
+from simulation.scenario.plan import RequestPlan
+
+PATIENCE_S = 60.0
+"""A connection that brings nothing for so long has hung."""
+RETURNS_MAX = 40
+BACK_S = 0.25
+"""A client that has lost its connection waits up to this long before it comes back."""
+SLOW_S = 0.05
+"""A slow client reads a piece of its answer, and then nothing for so long."""
+TRANSIENT = frozenset({"NO_WORKERS", "TAKEN_OVER", "DRAINING", "STALLED", "CANNOT_CONNECT", "DISCONNECTED"})
+"""With these reasons, a kept answer may still be there."""
+
+
+class Client(ABC):
+    """Sends one request, and reads its answer to the end. `answer`: what has come. `id`: of the request."""
+
+    def __init__(
+        self, world: World, plan: RequestPlan, frontends: int, chance: random.Random, on_left: Callable[[str], None]
+    ) -> None:
+        """`frontends`: how many there are. `chance`: chooses where and when the client comes back.
+
+        `on_left`: called with the id of the request when its client gives it up.
+        """
+        self._on_left = on_left
+        self._world = world
+        self._plan = plan
+        self._frontends = frontends
+        self._chance = chance
+        self._drops = list(plan.drops)
+        self._has_cancelled = self._goes_on = False
+        self.id = f"{plan.number if plan.rival_of is None else plan.rival_of:032x}"
+        self.answer = Answer([Choice() for _ in range(plan.n)])
+
+    async def run(self) -> None:
+        """Send the request at its time, and come back to an answer that is kept until it is over."""
+        plan, answer = self._plan, self.answer
+        await asyncio.sleep(plan.at_s)
+        self._say("is sent")
+        await self._attempt(plan.frontend, resumes=plan.rival_of is not None)
+        if self._goes_on:
+            self._say(f"goes on after {answer.token_count} tokens")
+            await self._attempt(self._chance.randrange(self._frontends), resumes=False)
+        for _ in range(RETURNS_MAX):
+            if not (plan.is_kept and plan.is_streamed) or self._is_settled:
+                break
+            await asyncio.sleep(BACK_S * self._chance.random())
+            answer.failure = None
+            answer.resumes += 1
+            frontend = self._chance.randrange(self._frontends)
+            self._say(f"comes back at frontend-{frontend} with {answer.cursor or 'nothing'}")
+            await self._attempt(frontend, resumes=True)
+        self._say(f"ends: complete={answer.is_complete} failure={answer.failure} losses={answer.losses}")
+
+    @abstractmethod
+    async def _attempt(self, frontend: int, *, resumes: bool) -> None:
+        """Open a connection, send the request or ask for the rest of its answer, and read what comes."""
+
+    @abstractmethod
+    async def _cancel(self) -> None:
+        """Cancel the request by its name."""
+
+    @property
+    def _is_settled(self) -> bool:
+        return self.answer.failure not in TRANSIENT and self.answer.is_over
+
+    def _acts(self) -> bool:
+        """Do what the plan says about the tokens so far. Returns whether the client ends this connection now."""
+        plan, answer = self._plan, self.answer
+        if answer.is_over:
+            return False
+        if self._drops and answer.token_count >= self._drops[0]:
+            self._drops.pop(0)
+            answer.losses.append("dropped")
+            self._say(f"drops its connection after {answer.token_count} tokens")
+            return True
+        if plan.reader == "goes on" and answer.token_count >= plan.after and not self._goes_on:
+            self._goes_on = True
+            return True
+        if plan.reader == "leaves" and answer.token_count >= plan.after:
+            answer.has_left = True
+            self._say("leaves")
+            self._on_left(self.id)
+            return True
+        if plan.reader == "cancels" and answer.token_count >= plan.after and not self._has_cancelled:
+            self._has_cancelled = True
+            self._say("is cancelled by its name")
+            asyncio.get_running_loop().create_task(self._cancel())
+        return False
+
+    def _lose(self, why: str) -> None:
+        if not self.answer.is_over:
+            self.answer.losses.append(why)
+
+    def _say(self, what: str) -> None:
+        self._world.say(f"request-{self._plan.number}", what)

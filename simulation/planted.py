@@ -1,0 +1,188 @@
+"""Faults that are planted into the product, one at a time, to see that a campaign finds them.
+
+Each replaces a piece of the source of one module, as it is imported. All are of order or of time: on an undisturbed
+plane nobody would notice them.
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Plant:
+    """`module`: whose source has `old`, once, which `new` replaces."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+
+
+PLANTS = (
+    Plant(
+        "an epoch is not checked when an answer is adopted",
+        "services.worker.generations.generation",
+        "if epoch <= self.epoch:\n            raise taken_over()",
+        "",
+    ),
+    Plant(
+        "the former owner of an answer is not told that it was taken",
+        "services.worker.generations.generation",
+        "former.on_ended(taken_over())",
+        "del former",
+    ),
+    Plant(
+        "the timer of an answer runs on when it has an owner again",
+        "services.worker.generations.generation",
+        "former, self.owner, self.epoch = self.owner, owner, epoch\n        self.stop_timer()",
+        "former, self.owner, self.epoch = self.owner, owner, epoch",
+    ),
+    Plant(
+        "a frontend lets go of an answer that another has taken",
+        "services.worker.generations.store",
+        "if generation.owner is not owner:\n            return",
+        "",
+    ),
+    Plant(
+        "a stream that is closed is not cancelled at its worker",
+        "services.frontend.session.stream_table",
+        "if self._remove(stream, frees_room=True):\n            self._writer.cancel(stream.id)",
+        "self._remove(stream, frees_room=True)",
+    ),
+    Plant(
+        "a choice that is reserved and never comes keeps its stream",
+        "services.frontend.session.stream_table",
+        "ended.exception()  # Or asyncio would report it as never retrieved.\n        self.close(stream)",
+        "ended.exception()",
+    ),
+    Plant(
+        "tokens that the client has come again after a move",
+        "services.frontend.migration.migration",
+        "self._record.deliver(_skip(delta, known) if known else delta)",
+        "self._record.position -= known\n            self._record.deliver(delta)",
+    ),
+    Plant(
+        "a choice that moves alone stays in its group",
+        "services.frontend.migration.migration",
+        "choice_group.leave(self._request.choice)",
+        "pass",
+    ),
+    Plant(
+        "tokens that were recorded before a move are not sent to the next worker",
+        "services.frontend.migration.migration",
+        "await self._run(attempt, self._request.after(self._record.token_ids), self._call)",
+        "await self._run(attempt, self._request.after(self._record.token_ids[:-1]), self._call)",
+    ),
+    Plant(
+        "the first attempt is not cancelled when the second takes over",
+        "services.frontend.migration.migration",
+        "self._current.cancel()\n        self._make_current(attempt)",
+        "self._make_current(attempt)",
+    ),
+    Plant(
+        "a worker has one place more than it says",
+        "services.worker.dispatcher",
+        "if left > limits.places - len(self._waiting):",
+        "if left > limits.places + 1 - len(self._waiting):",
+    ),
+    Plant(
+        "a waiting request that is cancelled keeps its place",
+        "services.worker.dispatcher",
+        "while self._waiting and self._has_free_slot():",
+        "while self._waiting and self._has_free_slot() and was_used:",
+    ),
+    Plant(
+        "merged messages lose the order of an end and what follows it",
+        "services.frontend.session.coalesce",
+        "if not self._ended.isdisjoint(message.step.stream_ids) or not self._steps.try_append(message.step):",
+        "if not self._steps.try_append(message.step):",
+    ),
+    Plant(
+        "the log probabilities of merged steps are lost",
+        "services.rpc.step",
+        "logprobs.setdefault(stream_ids[one.entry], []).extend(one.tokens)",
+        "logprobs[stream_ids[one.entry]] = list(one.tokens)",
+    ),
+    Plant(
+        "a frame that comes in pieces loses its first one",
+        "services.rpc.framing",
+        "self._unread, self._unread_min = bytearray(data[start:]), size",
+        "self._unread, self._unread_min = bytearray(data[start:] if end - start < 4096 else b''), size",
+    ),
+    Plant(
+        "a message overtakes those that wait for the client",
+        "services.http.h2.stream",
+        "size, writer = len(message) + MESSAGE_PREFIX_BYTES, self._writer\n        if self._pending or",
+        "size, writer = len(message) + MESSAGE_PREFIX_BYTES, self._writer\n        if",
+    ),
+    Plant(
+        "an instance that left while the registry was away is kept",
+        "services.discovery.watcher",
+        "if response.snapshot else response.deleted",
+        "if response.snapshot and not was_synced else response.deleted",
+    ),
+    Plant(
+        "a worker does not register again after its registry was away",
+        "services.discovery.client",
+        'outage.begin(address, "the registry ended the stream")',
+        "return",
+    ),
+    Plant(
+        "the text of tokens is decoded anew after a resume, not after what the client has",
+        "services.frontend.layers.detokenize",
+        "detokenizer.prime(request.generated_token_ids)",
+        "detokenizer.token_count = len(request.generated_token_ids)",
+    ),
+    Plant(
+        "the tokens of a resumed answer are counted twice",
+        "services.frontend.layers.detokenize",
+        "self.token_count = len(token_ids)\n        if self._stops is None:",
+        "self.token_count = 2 * len(token_ids)\n        if self._stops is None:",
+    ),
+    Plant(
+        "a request that is refused while the process drains is counted as inside",
+        "services.core.gate",
+        "if self.is_draining:\n            raise Failure(",
+        "if self.is_draining:\n            self._inside[call.request_id] = call.ending\n            raise Failure(",
+    ),
+)
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Loads one module with a planted fault."""
+
+    plant: Plant
+
+    def get_code(self, fullname: str) -> object:  # type: ignore[override]
+        source = self.get_data(self.path).decode()
+        assert source.count(self.plant.old) == 1, f"{self.plant.name}: its place is not in {fullname} once"
+        return compile(source.replace(self.plant.old, self.plant.new), self.path, "exec")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, plant: Plant) -> None:
+        self._plant = plant
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._plant.module:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(fullname, path)
+        assert found is not None
+        assert found.origin is not None
+        loader = _Loader(fullname, found.origin)
+        loader.plant = self._plant
+        return importlib.util.spec_from_file_location(fullname, found.origin, loader=loader)
+
+
+def plant(number: int) -> Plant:
+    """Plant a fault. Call it before `services` is imported. Returns it."""
+    assert not any(name.startswith("services.") for name in sys.modules), "services is imported already"
+    sys.meta_path.insert(0, _Finder(PLANTS[number]))
+    return PLANTS[number]

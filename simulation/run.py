@@ -1,0 +1,70 @@
+"""Runs one plan, and checks what came of it."""
+
+import asyncio
+import random
+from dataclasses import dataclass
+
+from simulation.clients.grpc_client import GrpcClient
+from simulation.clients.http_client import HttpClient
+from simulation.plane import install
+from simulation.runtime.world import World
+from simulation.scenario.checker import check_answer
+from simulation.scenario.invariants import Invariants, left_over
+from simulation.scenario.nemesis import SETTLE_S, Nemesis
+from simulation.scenario.plan import Plan
+from simulation.scenario.situations import SITUATIONS
+from simulation.scenario.watching import watch
+
+END_S = 120.0
+"""Virtual time after which every request must have ended."""
+QUIET_S = 20.0
+"""Virtual time in which the plane comes to rest afterwards."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a run. `problems`: what is wrong; empty: the run is good."""
+
+    problems: tuple[str, ...]
+    trace: tuple[str, ...]
+    fingerprint: int
+    turns: int
+    reached: frozenset[str]
+
+
+def run_plan(plan: Plan) -> Report:
+    """Run a plan to its end. Call it once in a process."""
+    world = World(str(plan.seed), turn_s_max=plan.turn_s_max)
+    world.network.latency_default_s = plan.latency_s
+    world.network.buffer_bytes = plan.buffer_bytes
+    install(world)
+    reached: set[str] = set()
+    watch(SITUATIONS, reached.add)
+    invariants = Invariants(world, plan)
+    nemesis = Nemesis(world, plan, invariants)
+    nemesis.start()
+    chance = random.Random(f"{plan.seed}/clients")
+    clients = [
+        (GrpcClient if request.is_grpc else HttpClient)(
+            world, request, plan.frontends, chance, invariants.on_client_left
+        )
+        for request in plan.requests
+    ]
+    world.run(SETTLE_S)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            for client in clients:
+                group.create_task(client.run())
+
+    running = world.spawn("clients", main)
+    world.run(SETTLE_S + END_S, stop=lambda: running.is_dead)
+    problems = list(world.problems)
+    if not running.is_dead:
+        problems.append("some requests did not end")
+    world.run(world.now + QUIET_S)
+    problems += world.problems[len(problems) :]
+    for request, client in zip(plan.requests, clients, strict=True):
+        problems += check_answer(plan, request, client.answer)
+    problems += left_over(world.processes)
+    return Report(tuple(problems), tuple(world.trace), world.fingerprint, world.turns, frozenset(reached))

@@ -1,0 +1,1 @@
+"""What happens in a run, and what must come of it."""
