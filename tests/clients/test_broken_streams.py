@@ -58,7 +58,7 @@ def fixed_answer_handler(items: Sequence[Any]) -> grpc.GenericRpcHandler:
 
 async def failure_message(command: list[str], items: Sequence[Any]) -> str:
     """Return what the client prints when it fails."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])  # Or two of them may be given one port.
     server.add_generic_rpc_handlers((fixed_answer_handler(items),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
