@@ -4,7 +4,7 @@ import base64
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from grpc import StatusCode
 from grpc_status import rpc_status
@@ -119,8 +119,3 @@ def trailers_block(code: StatusCode, message: str, metadata: Metadata = ()) -> b
 
 
 _OK = encode_fields([("grpc-status", "0")])
-
-
-def message_in(trailers: Mapping[str, str]) -> str:
-    """The message of a status, for tests and clients."""
-    return unquote(trailers.get("grpc-message", ""))

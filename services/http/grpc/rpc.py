@@ -17,6 +17,7 @@ from services.core.client_flow import ClientBounds
 from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason
 from services.http.grpc.messages import (
+    COMPRESSED_BYTES_MIN,
     GZIP,
     IDENTITY,
     INLINE_BYTES_MAX,
@@ -114,12 +115,36 @@ class Asked:
             raise RpcError(StatusCode.INTERNAL, "the request ends within a message")
 
 
+class Outlet(Protocol):
+    """Where the messages of an rpc go: a stream of HTTP/2, or an exchange of either version. See `Exchange`."""
+
+    on_evicted: Callable[[str], None] | None
+    on_full: Callable[[], None] | None
+    on_room: Callable[[], None] | None
+
+    @property
+    def has_room(self) -> bool: ...
+
+    def hold(self, size: int) -> None:
+        """Count what waits outside until there is room."""
+        ...
+
+    def progress(self) -> int:
+        """A number that changes whenever the client takes something, while something waits for it."""
+        ...
+
+
 class Rpc(ABC):
     """An rpc. If the client cancels it or disconnects, the handler is cancelled in its own frame."""
 
     __slots__ = ()
 
     asked: Asked
+
+    @property
+    @abstractmethod
+    def outlet(self) -> Outlet:
+        """Where its messages go."""
 
     # Receiving
 
@@ -158,8 +183,15 @@ class Rpc(ABC):
         """Send the head of the answer, once."""
 
     @abstractmethod
+    def send_plain(self, message: bytes) -> None:
+        """Send a message as it is."""
+
     def send(self, message: bytes) -> None:
         """Send a message. One that is worth it is compressed, unless that would hold up other streams."""
+        if self.asked.compresses and COMPRESSED_BYTES_MIN <= len(message) <= INLINE_BYTES_MAX:
+            self.send_compressed(compressed(message))
+        else:
+            self.send_plain(message)
 
     @abstractmethod
     def sender(self, on_full: Callable[[], None]) -> Callable[[bytes], None]:
@@ -173,32 +205,14 @@ class Rpc(ABC):
     def end(self, code: StatusCode, message: str = "", trailing: Metadata = (), *, now: bool = False) -> None:
         """Send the status. `now`: without what waits for a client that does not read."""
 
-    @property
-    @abstractmethod
-    def has_room(self) -> bool:
-        """Whether the client is not slow."""
-
-    @property
-    @abstractmethod
-    def on_evicted(self) -> Callable[[str], None] | None:
-        """Called with the reason if the streams of the client's connection leave too much unread together, and this one
-        most: nothing more of it is sent."""
-
-    @on_evicted.setter
-    @abstractmethod
-    def on_evicted(self, callback: Callable[[str], None] | None) -> None: ...
-
-    @abstractmethod
-    def hold(self, size: int) -> None:
-        """Count what waits outside until there is room."""
-
-    @abstractmethod
     async def wait_room(self) -> None:
         """Wait until the client is not slow. If it disconnects, the waiting task is cancelled."""
-
-    @abstractmethod
-    def progress(self) -> int:
-        """A number that changes whenever the client takes something, while something waits for it."""
+        outlet = self.outlet
+        if not outlet.has_room:
+            room = asyncio.Event()
+            outlet.on_room = room.set
+            await room.wait()
+            outlet.on_room = None
 
     async def send_any(self, message: bytes) -> None:
         """Send a message. A large one is compressed in a thread, unless that has too much to do."""
@@ -284,20 +298,20 @@ class RpcContext:
     @property
     def has_room(self) -> bool:
         """Whether the client is not slow."""
-        return self._rpc.has_room
+        return self._rpc.outlet.has_room
 
     @property
     def on_evicted(self) -> Callable[[str], None] | None:
-        """See `Rpc`."""
-        return self._rpc.on_evicted
+        """See `Outlet`."""
+        return self._rpc.outlet.on_evicted
 
     @on_evicted.setter
     def on_evicted(self, callback: Callable[[str], None] | None) -> None:
-        self._rpc.on_evicted = callback
+        self._rpc.outlet.on_evicted = callback
 
     def hold(self, size: int) -> None:
         """Count what waits outside until there is room."""
-        self._rpc.hold(size)
+        self._rpc.outlet.hold(size)
 
     def send_head(self, metadata: Metadata = ()) -> None:
         """Send the head of the answer, once."""
@@ -317,7 +331,7 @@ class RpcContext:
 
     def progress(self) -> int:
         """A number that changes whenever the client takes something, while something waits for it."""
-        return self._rpc.progress()
+        return self._rpc.outlet.progress()
 
     def invocation_metadata(self) -> Metadata:
         """What the client has sent."""

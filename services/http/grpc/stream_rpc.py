@@ -6,7 +6,7 @@ from collections.abc import Callable
 from grpc import StatusCode
 
 from services.core.errors import Failure, Reason
-from services.http.grpc.messages import COMPRESSED_BYTES_MIN, GZIP, INLINE_BYTES_MAX, MessageReader, compressed
+from services.http.grpc.messages import GZIP, MessageReader
 from services.http.grpc.metadata import Metadata, RpcError, failed, head_block, trailers_block
 from services.http.grpc.rpc import Asked, Method, Rpc, Rpcs
 from services.http.h1.parser import too_large
@@ -84,6 +84,10 @@ class StreamRpc(Ended, Rpc):
         self.asked = Asked(head.path, method, rpcs, head.headers)
         if method.is_request_streamed or self.asked.fault is not None:
             self._begin()
+
+    @property
+    def outlet(self) -> Stream:
+        return self._stream
 
     # Receiving
 
@@ -196,14 +200,10 @@ class StreamRpc(Ended, Rpc):
             self._has_head = True
             self._stream.send_head(head_block(metadata, GZIP if self.asked.compresses else ""))
 
-    def send(self, message: bytes) -> None:
-        """Send a message. Every token takes this path."""
+    def send_plain(self, message: bytes) -> None:
         if not self._has_head:
             self.send_head()
-        if self.asked.compresses and COMPRESSED_BYTES_MIN <= len(message) <= INLINE_BYTES_MAX:
-            self.send_compressed(compressed(message))
-        else:
-            self._stream.send_message(message)
+        self._stream.send_message(message)
 
     def sender(self, on_full: Callable[[], None]) -> Callable[[bytes], None]:
         self._stream.on_full = on_full
@@ -214,18 +214,7 @@ class StreamRpc(Ended, Rpc):
             self.send_head()
         self._stream.send_message(message, flag=1)
 
-    async def wait_room(self) -> None:
-        """Wait until the client is not slow. If it disconnects, the waiting task is cancelled."""
-        if not self._stream.has_room:
-            room = asyncio.Event()
-            self._stream.on_room = room.set
-            await room.wait()
-            self._stream.on_room = None
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the client is not slow."""
-        return self._stream.has_room
+    # What `taken_within` asks for
 
     @property
     def on_evicted(self) -> Callable[[str], None] | None:
@@ -234,11 +223,6 @@ class StreamRpc(Ended, Rpc):
     @on_evicted.setter
     def on_evicted(self, callback: Callable[[str], None] | None) -> None:
         self._stream.on_evicted = callback
-
-    def hold(self, size: int) -> None:
-        self._stream.hold(size)
-
-    # What `taken_within` asks for
 
     def unsent_size(self) -> int:
         return self._stream.unsent_size

@@ -1,9 +1,10 @@
 """A server of gRPC's test service, and raw clients of it."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
@@ -101,3 +102,8 @@ class Stub:
 def message(content: bytes, *, flag: int = 0) -> bytes:
     """A message with its prefix."""
     return bytes((flag,)) + len(content).to_bytes(4, "big") + content
+
+
+def message_in(trailers: Mapping[str, str]) -> str:
+    """The message of a status."""
+    return unquote(trailers.get("grpc-message", ""))

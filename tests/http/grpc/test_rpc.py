@@ -14,7 +14,6 @@ from services.core.bounded_executor import BoundedExecutor
 from services.core.client_flow import ClientBounds
 from services.core.errors import Failure, Reason
 from services.http.grpc.messages import COMPRESSED_BYTES_MIN, INLINE_BYTES_MAX
-from services.http.grpc.metadata import message_in
 from services.http.h2.wire.frames import DATA, END_STREAM, ErrorCode, frame, rst_stream, window_update
 from services.http.server.config import HttpConfig
 from services.rpc.status import MESSAGE_BYTES_MAX
@@ -26,6 +25,7 @@ from tests.http.grpc.support import (
     OUTPUT_CALL,
     UNARY_CALL,
     message,
+    message_in,
     raw_client,
     serving_rpcs,
     stub_of,

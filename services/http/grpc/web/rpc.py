@@ -1,6 +1,5 @@
 """An rpc over gRPC-Web: a request that has come whole, and an answer whose last message is its status."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 
 from grpc import StatusCode
@@ -8,7 +7,7 @@ from grpc import StatusCode
 from services.core.bounded_executor import BoundedExecutor
 from services.core.errors import Failure
 from services.http.decompress import body_of
-from services.http.grpc.messages import COMPRESSED_BYTES_MIN, GZIP, INLINE_BYTES_MAX, compressed
+from services.http.grpc.messages import GZIP
 from services.http.grpc.metadata import Metadata, RpcError, encoding_fields, failed, text_fields
 from services.http.grpc.rpc import Asked, Method, Rpc, Rpcs
 from services.http.grpc.web.forms import Form
@@ -58,6 +57,10 @@ class WebRpc(Rpc):
         if not self._is_cut:
             await self._exchange.finish(self._last, self.asked.rpcs.bounds, self.asked.path)
 
+    @property
+    def outlet(self) -> Exchange:
+        return self._exchange
+
     # Receiving
 
     async def _receive(self, form: Form, executor: BoundedExecutor, bytes_max: int) -> None:
@@ -91,12 +94,8 @@ class WebRpc(Rpc):
         }
         return self._exchange.begin_stream(self._request, stream_fields(self._form.content_type, more))
 
-    def send(self, message: bytes) -> None:
-        """Send a message. Every token takes this path."""
-        if self.asked.compresses and COMPRESSED_BYTES_MIN <= len(message) <= INLINE_BYTES_MAX:
-            self.send_compressed(compressed(message))
-        else:
-            self._send(self._form.encoded(message))
+    def send_plain(self, message: bytes) -> None:
+        self._send(self._form.encoded(message))
 
     def sender(self, on_full: Callable[[], None]) -> Callable[[bytes], None]:
         self._exchange.on_full = on_full
@@ -118,31 +117,6 @@ class WebRpc(Rpc):
             return
         head, content = self._head(), self._form.status(code, message, trailing)
         self._last = head + (last_chunk(content) if self._is_chunked else content)
-
-    @property
-    def has_room(self) -> bool:
-        return self._exchange.has_room
-
-    def progress(self) -> int:
-        return self._exchange.progress()
-
-    @property
-    def on_evicted(self) -> Callable[[str], None] | None:
-        return self._exchange.on_evicted
-
-    @on_evicted.setter
-    def on_evicted(self, callback: Callable[[str], None] | None) -> None:
-        self._exchange.on_evicted = callback
-
-    def hold(self, size: int) -> None:
-        self._exchange.hold(size)
-
-    async def wait_room(self) -> None:
-        if not self._exchange.has_room:
-            room = asyncio.Event()
-            self._exchange.on_room = room.set
-            await room.wait()
-            self._exchange.on_room = None
 
 
 def _joined(metadata: Metadata) -> Mapping[str, str]:

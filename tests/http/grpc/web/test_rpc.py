@@ -12,7 +12,6 @@ from structlog.testing import capture_logs
 
 from services.core.client_flow import ClientBounds
 from services.core.errors import Failure, Reason
-from services.http.grpc.metadata import message_in
 from services.http.h2.wire.frames import ErrorCode, rst_stream
 from services.http.server.config import HttpConfig
 from services.rpc.status import MESSAGE_BYTES_MAX
@@ -23,6 +22,7 @@ from tests.http.grpc.support import (
     OUTPUT_CALL,
     UNARY_CALL,
     message,
+    message_in,
     raw_client,
     serving_rpcs,
 )
