@@ -15,6 +15,12 @@ from services.core.errors import Failure
 from services.core.generation.kept import Copy, Kept
 from services.core.model_card import ModelCard
 
+DEADLINE_ROUNDING = 0.01
+"""gRPC rounds a timeout up on the wire by at most this fraction, so a client's own timer may fire that much earlier."""
+DEADLINE_TRAVEL_S = 0.1
+"""How long a request may take from its client's timer to ours: on the way, and while the event loop is busy. A client
+whose deadline passes before ours resets its rpc, as one does that leaves."""
+
 
 class Phase(StrEnum):
     """How far a worker has come with a request. PREFILL: submitted to the engine, without a token so far."""

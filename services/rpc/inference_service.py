@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from msgspec.structs import replace
 
-from services.core.call import Call
+from services.core.call import DEADLINE_ROUNDING, DEADLINE_TRAVEL_S, Call
 from services.core.client_flow import ClientBounds
 from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason, invalid
@@ -28,8 +28,6 @@ from services.stubs import inference_pb2, inference_pb2_grpc
 
 DEFAULT_BOUNDS = ClientBounds()
 DEFAULT_KEEP = KeepConfig()
-DEADLINE_ROUNDING = 0.01
-DEADLINE_TRAVEL_S = 0.1
 
 
 def request_id_of(given: str) -> str:

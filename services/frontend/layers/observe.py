@@ -6,20 +6,13 @@ from functools import cache
 
 from prometheus_client import Gauge
 
-from services.core.call import Call, Cause, Ending
+from services.core.call import DEADLINE_ROUNDING, DEADLINE_TRAVEL_S, Call, Cause, Ending
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, Finish, Layer, Sink
 from services.core.request import Request
 from services.frontend.metrics.definitions import UNKNOWN_MODEL, Metrics
 from services.frontend.metrics.outcomes import Outcome, Outcomes
 from services.runtime.loop import clock
-
-DEADLINE_SLACK = 0.01
-"""gRPC rounds a timeout up on the wire by at most this fraction, so a client's own timer may fire that much earlier."""
-DEADLINE_SLACK_S = 0.1
-"""Allowance for the way here, at most a quarter of the timeout. On it a request may also wait for a busy event loop: a
-client whose deadline passes before ours resets its rpc, as one does that leaves."""
-
 
 _PROCESS_ENDED = Failure(Reason.CANCELLED, "the process was stopped")
 """The outcome of requests that neither finish nor fail. Never raised."""
@@ -102,7 +95,7 @@ def why_cancelled(call: Call, began_s: float, now_s: float) -> tuple[Failure, Ca
         return call.ending.failure, call.ending.cause
     if call.deadline is not None:
         timeout_s = call.deadline - began_s
-        slack_s = DEADLINE_SLACK * timeout_s + min(DEADLINE_SLACK_S, timeout_s / 4)
+        slack_s = DEADLINE_ROUNDING * timeout_s + min(DEADLINE_TRAVEL_S, timeout_s / 4)
         if now_s >= call.deadline - slack_s:
             return Failure(Reason.DEADLINE_EXCEEDED, "the request's deadline has passed"), Cause.DEADLINE
     return Failure(Reason.CANCELLED, "the client left"), Cause.CLIENT_DISCONNECT
