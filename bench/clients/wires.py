@@ -197,7 +197,7 @@ class H2Wire(ABC):
     def feed(self, data: bytes) -> Iterator[tuple[str, float]]:
         for kind, flags, stream_id, payload in self._cutter.feed(data):
             asked = self._asked.get(stream_id)
-            if asked is None:  # Of the connection, or of a stream that has ended: a server may reset it then.
+            if asked is None:  # The frame is of the connection, or of a stream that has ended and may be reset.
                 assert kind != GOAWAY, payload
                 self._reply += answer_to(kind, flags, payload)
             elif kind == DATA:

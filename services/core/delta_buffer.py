@@ -88,7 +88,7 @@ class _Piece:
 
 
 def _ignore(_: int) -> None:
-    """Nobody counts."""
+    """The size of the buffer is not reported."""
 
 
 class DeltaBuffer:

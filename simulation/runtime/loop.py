@@ -80,7 +80,8 @@ class Loop(asyncio.AbstractEventLoop):
         self._network = network
         self.ready: deque[Handle] = deque()
         self._objects = 0
-        self.tasks: set[Task] = set()
+        # Those of a killed process must not be collected while the world runs: their `finally` blocks would run.
+        self._tasks: set[Task] = set()
 
     # Callbacks
 
@@ -137,8 +138,8 @@ class Loop(asyncio.AbstractEventLoop):
         task.number = self._number()
         task.__init__(coro, loop=self, name=name or f"task-{task.number}", context=context)  # type: ignore[misc]
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # A killed process leaves its tasks.
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Future:  # type: ignore[override]

@@ -133,8 +133,8 @@ class Endpoint:
     def arrive(self, what: str, data: bytes) -> None:
         """Something has come from the other end."""
         if self.is_closed:
-            if what == "data":
-                self.network.transmit(self, "reset", b"")  # Nobody is here.
+            if what == "data":  # As TCP answers bytes for a socket that is closed.
+                self.network.transmit(self, "reset", b"")
             return
         if what == "data":
             self.unread += data
@@ -210,10 +210,6 @@ class Network:
 
     def endpoint_of(self, process: "Process", descriptor: int) -> Endpoint:
         return self._endpoints[process][descriptor]
-
-    def endpoint_count(self, process: "Process") -> int:
-        """Connections that are open."""
-        return len(self._endpoints.get(process, {}))
 
     # Listening and connecting
 

@@ -28,7 +28,6 @@ class Process:
         self.skew_s = 0.0
         self.loop = Loop(self, world.network)  # type: ignore[abstract]  # What nothing here needs.
         self.events: list[Callable[[], None]] = []  # Of sockets: they come in any order within a turn.
-        self.main: asyncio.Task[Any] | None = None
         self.owner: Any = None  # The object of the product that runs in it.
         self.on_end: Callable[[], None] | None = None
         self.on_turn: Callable[[], None] | None = None
@@ -36,8 +35,7 @@ class Process:
 
     def start(self, main: Coroutine[Any, Any, Any]) -> None:
         """Run the main coroutine. The process ends with it."""
-        self.main = self.loop.create_task(main, name="main")
-        self.main.add_done_callback(self._on_main_ended)
+        self.loop.create_task(main, name="main").add_done_callback(self._on_main_ended)
 
     def _on_main_ended(self, main: "asyncio.Task[Any]") -> None:
         if not main.cancelled() and (error := main.exception()) is not None:

@@ -56,7 +56,7 @@ class Nemesis:
 
     def _act(self, fault: Fault) -> Callable[[], None]:
         def act() -> None:
-            self._world.say("nemesis", str(fault)[len(f"{fault.at_s:.3f} ") :])
+            self._world.say("nemesis", str(fault))
             self._begin(fault)
 
         return act

@@ -1,6 +1,7 @@
 """What a request must be answered with: computed from the mocker's function of request and seed, without a plane."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from services.core.request import FinishReason, Request, Sampling, Stop
 from services.models.tokenizers.byte_level import ByteTokenizer
@@ -19,6 +20,7 @@ class Expected:
     finish: str
 
 
+@cache
 def expected_choice(plan: RequestPlan, choice: int) -> Expected:
     """The undisturbed answer."""
     prompt = tuple(plan.prompt.encode())

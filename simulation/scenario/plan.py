@@ -60,7 +60,7 @@ class Fault:
     def __str__(self) -> str:
         between = f" and {self.other}" if self.other else ""
         lasting = f" for {self.duration_s:.3f} s" if self.duration_s else ""
-        return f"{self.at_s:.3f} {self.kind} {self.target}{between}{lasting}"
+        return f"{self.kind} {self.target}{between}{lasting}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,7 @@ class Unread:
         self.was_told = False
 
     def hold(self, size: int) -> None:
-        """Nobody counts."""
+        """This context counts nothing."""
 
     def send_head(self, metadata: Any) -> None:
         self.was_told = self._kept.generation.is_told

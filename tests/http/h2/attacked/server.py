@@ -22,7 +22,7 @@ async def floods(request: Any, call: Any, sink: Any) -> Any:
 
 
 async def main() -> None:
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # Nobody reads the output.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # The parent reads stdout once.
     config = HttpConfig(client=CLIENT, body_bytes_max=BODY_BYTES_MAX)
     async with serving(floods, config=config, rpcs=test_routes()) as server:
         print(server.port, flush=True)
