@@ -30,7 +30,10 @@ from services.http.server.context import ConnectionContext
 log = structlog.get_logger()
 
 DRAIN_PING = b"draining"
-"""Sent behind the first GOAWAY. Once it is answered, the client has seen both."""
+"""Sent with the first GOAWAY, which is in the same write. Once it is answered, the client has both.
+
+It stands before the GOAWAY: python-hyper's h2 takes any frame behind one for a fault, and would lose the end of an
+answer that it has read together with them."""
 GOAWAY_S_MAX = 1.0
 """How long a client that is told to leave may open further streams, if it does not answer the PING before."""
 
@@ -40,10 +43,13 @@ class H2Connection(asyncio.Protocol):
 
     | state | event | next state |
     | --- | --- | --- |
-    | serving | the process drains | leaving |
+    | serving | the process drains, no request of the HTTP API is open | leaving |
+    | serving | the process drains, one is open | waiting |
     | serving | `keepalive_s` passes without a stream | leaving |
     | serving | the client breaks the protocol or passes a bound | lingering |
     | serving | the client disconnects | closed |
+    | waiting | the last request of the HTTP API ends | leaving |
+    | waiting | the client breaks the protocol or passes a bound | lingering |
     | leaving | the client answers the PING, a stream is open | left |
     | leaving | the client answers the PING, no stream is open | lingering |
     | leaving | GOAWAY_S_MAX passes, a stream is open | left |
@@ -53,10 +59,13 @@ class H2Connection(asyncio.Protocol):
     | lingering | the client disconnects | closed |
     | lingering | `lingering_s_max` passes | closed |
 
-    While it is leaving, new streams are served. Once it has left, they are ignored: the second GOAWAY says so, and the
-    client sends them elsewhere. While it is lingering, our side has ended, and what arrives is discarded: closing while
-    the client still sends would reset the connection, and lose the end of an answer, or the GOAWAY that says what was
-    wrong. See `Host` and `Owner` for the attributes.
+    While it is waiting, the client is not told yet: programs on Python's library h2 break all their streams when they
+    hear a GOAWAY. Clients of gRPC do not, so rpcs are not waited for. While it is waiting or leaving, new streams are
+    served: the application refuses what a draining process does not take, with a reason, and a cancel gets through.
+    Once it has left, they are ignored: the second GOAWAY says so, and the client sends them elsewhere. While it is
+    lingering, our side has ended, and what arrives is discarded: closing while the client still sends would reset the
+    connection, and lose the end of an answer, or the GOAWAY that says what was wrong. See `Host` and `Owner` for the
+    attributes.
     """
 
     def __init__(self, context: ConnectionContext, only_request: bytes | None = None) -> None:
@@ -67,6 +76,7 @@ class H2Connection(asyncio.Protocol):
         self.heads_size = self.bodies_size = 0
         self.transport: asyncio.Transport
         self._only_request = only_request
+        self._exchanges: set[Stream] = set()
         self._state = "serving"
         self._frames: FrameHandler
         self._writer: FrameWriter
@@ -130,13 +140,19 @@ class H2Connection(asyncio.Protocol):
         if rpcs is not None and GRPC.match(head.headers.get("content-type", "")):
             receiver: Receiver = rpcs.open(self, stream, head)
             return receiver
+        self._exchanges.add(stream)
         return H2Exchange(self, stream, head)
 
     def on_begun(self, stream: Stream) -> None:
         self._frames.arrivals.remove(stream)
 
-    def on_closed(self) -> None:
-        if self._frames.streams or self.transport.is_closing():
+    def on_closed(self, stream: Stream) -> None:
+        self._exchanges.discard(stream)
+        if self.transport.is_closing():
+            return
+        if self._state == "waiting" and not self._exchanges:
+            self._tell()
+        if self._frames.streams:
             return
         if self._state == "left":
             self._end()
@@ -147,10 +163,17 @@ class H2Connection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Have the client send its further requests elsewhere. Idempotent."""
-        if self._state == "serving":
-            self._state = "leaving"
-            self._writer.put(goaway(LARGEST_STREAM_ID, ErrorCode.NO_ERROR) + frame(PING, 0, 0, DRAIN_PING))
-            self._timer = self._loop.call_later(GOAWAY_S_MAX, self._leave_now)
+        if self._state != "serving":
+            return
+        if self._exchanges:
+            self._state = "waiting"
+        else:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._state = "leaving"
+        self._writer.put(frame(PING, 0, 0, DRAIN_PING) + goaway(LARGEST_STREAM_ID, ErrorCode.NO_ERROR))
+        self._timer = self._loop.call_later(GOAWAY_S_MAX, self._leave_now)
 
     def on_pong(self, payload: bytes) -> None:
         if payload == DRAIN_PING and self._state == "leaving":

@@ -84,7 +84,7 @@ class Owner(Protocol):
         """A request has begun to arrive. Returns what takes its content."""
         ...
 
-    def on_closed(self) -> None:
+    def on_closed(self, stream: Stream) -> None:
         """A stream was closed."""
         ...
 
@@ -335,7 +335,7 @@ class FrameHandler:
         if code is None and stream.is_ended:
             self._resets.earn(1)
         self.streams.remove(stream.id, "ended" if code is None else "reset")
-        self._owner.on_closed()
+        self._owner.on_closed(stream)
 
     def lose_streams(self) -> None:
         """The client is gone, or is told to leave: end all streams, and the tasks that answer them, some at a time."""

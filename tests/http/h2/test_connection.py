@@ -19,6 +19,7 @@ from services.http.h2.wire.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
+    GOAWAY,
     HEADERS,
     LARGEST_STREAM_ID,
     PING,
@@ -30,6 +31,8 @@ from services.http.h2.wire.frames import (
 )
 from services.http.h2.writer import FrameWriter
 from services.http.server.config import HttpConfig
+from tests.http.grpc.support import EMPTY_CALL, INPUT_CALL, message, raw_client, serving_rpcs
+from tests.http.grpc.support import HEADERS as RPC
 from tests.http.h2.support import (
     COMPLETION,
     COMPLETIONS,
@@ -278,28 +281,56 @@ def test_streams_above_the_bound_are_refused_and_may_come_again(monkeypatch: pyt
 # Leaving in two steps
 
 
-def test_draining_connection_serves_what_is_on_its_way_and_then_leaves() -> None:
+def test_draining_connection_with_rpcs_serves_what_is_on_its_way_and_then_leaves() -> None:
     async def test() -> None:
-        more = asyncio.Event()
-        async with serving(Script("a", more)) as server, connected(server) as client:
-            first = client.post(COMPLETIONS, STREAMED)
-            await client.until(lambda: client.answers[first].headers)
+        async with serving_rpcs() as rpcs, raw_client(rpcs) as client:
+            first = client.open(INPUT_CALL, RPC, ends=False)
+            await client.answer(client.get("/live"))
 
-            connection_of(server).drain()
+            connection_of(rpcs.server).drain()
 
             await client.until(lambda: client.goaways)
             assert client.goaways == [(LARGEST_STREAM_ID, ErrorCode.NO_ERROR)]
-            crossed = client.get("/live")
-            assert (await client.answer(crossed)).status == 200
+            crossed = client.post(EMPTY_CALL, message(b""), RPC)
+            assert (await client.answer(crossed)).trailers["grpc-status"] == "0"
             client.send(frame(PING, ACK, 0, DRAIN_PING))
             await client.until(lambda: len(client.goaways) == 2)
             assert client.goaways[-1] == (crossed, ErrorCode.NO_ERROR)
-            late = client.post(COMPLETIONS, COMPLETION)
+            late = client.post(EMPTY_CALL, message(b""), RPC)
             client.send(rst_stream(late, ErrorCode.CANCEL))
-            more.set()
-            assert texts((await client.answer(first)).body) == "a"
+            client.send(frame(DATA, END_STREAM, first))
+            assert (await client.answer(first)).trailers["grpc-status"] == "0"
             await client.end()
             assert client.answers[late].headers == {}, "the client sends it elsewhere"
+
+    run(test)
+
+
+def test_draining_connection_tells_its_client_after_the_last_answer_over_http() -> None:
+    """Bug: programs on Python's library h2 broke their streams when they heard that they should leave."""
+
+    async def test() -> None:
+        more, frontend = asyncio.Event(), StubFrontend()
+        async with serving(Script("a", more, "b"), catalog=frontend) as server, connected(server) as client:
+            first = client.post(COMPLETIONS, STREAMED)
+            await client.until(lambda: client.answers[first].body)
+
+            frontend.is_draining = frontend.gate.is_draining = True
+            server.clients.drain()
+
+            refused = await client.answer(client.post(COMPLETIONS, COMPLETION))
+            assert (refused.status, error_of(refused.body)["code"]) == (503, "DRAINING")
+            cancelled = await client.answer(client.post("/v1/requests/unknown/cancel", {}))
+            assert cancelled.status == 200, "whoever waits for an answer may cancel it"
+            assert client.goaways == []
+            more.set()
+            answer = await client.answer(first)
+            assert texts(answer.body) == "ab"
+            await client.until(lambda: client.goaways)
+            kinds = [one.kind for one in client.seen if one.stream_id == first or one.kind == GOAWAY]
+            assert kinds[-2:] == [DATA, GOAWAY]
+            client.send(frame(PING, ACK, 0, DRAIN_PING))
+            assert await client.end() is ErrorCode.NO_ERROR
 
     run(test)
 

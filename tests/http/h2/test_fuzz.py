@@ -155,7 +155,7 @@ class Recorder:
         self.seen.append(("open", stream.id, head))
         return _Receiver(self, stream)
 
-    def on_closed(self) -> None:
+    def on_closed(self, _: Stream) -> None:
         self.seen.append("closed")
 
     def on_pong(self, payload: bytes) -> None:

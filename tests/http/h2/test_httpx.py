@@ -75,6 +75,35 @@ def test_program_that_does_something_else_between_two_tokens_keeps_its_stream(mo
     run(test)
 
 
+def test_streams_end_as_usual_while_the_server_drains() -> None:
+    """Bug: the library closes its connection at a GOAWAY, with all streams on it."""
+    more = asyncio.Event()
+
+    async def test() -> None:
+        async with (
+            serving(Script(PARTS[0], more, *PARTS[1:])) as server,
+            client_of(server.port) as client,
+            client.stream("POST", COMPLETIONS, json=STREAMED) as first,
+            client.stream("POST", COMPLETIONS, json=STREAMED) as second,
+        ):
+            parts = [first.aiter_raw(), second.aiter_raw()]
+            bodies = [await anext(one) for one in parts]
+
+            server.clients.drain()
+            beside = await client.get("/v1/models")
+            more.set()
+
+            for index, one in enumerate(parts):
+                bodies[index] += b"".join([part async for part in one])
+            assert beside.status_code == 200
+            assert len(server.clients) == 1, "all of them are on one connection"
+
+        for body in bodies:
+            assert "".join(event["choices"][0]["text"] for event in events(body)[:-1]) == "".join(PARTS)
+
+    run(test)
+
+
 def test_large_request() -> None:
     async def test() -> None:
         async with serving(Script("a")) as server, client_of(server.port) as client:

@@ -3,13 +3,17 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
+import grpc
 import pytest
 
+from services.http.grpc.routes import GrpcRoutes
 from services.http.h2 import connection as connection_module
 from services.http.h2.connection import DRAIN_PING, H2Connection
 from services.http.h2.wire.frames import ACK, PING, frame
 from services.http.server.config import HttpConfig
+from tests.http.grpc.support import HEADERS, message
 from tests.http.h2.support import COMPLETIONS, STREAMED, Client, connected, connection_of
 from tests.http.support import Script, run, serving
 from tests.support.tables import rows_of
@@ -20,7 +24,7 @@ PONG = frame(PING, ACK, 0, DRAIN_PING)
 
 @dataclass
 class Stage:
-    """A connection with a stream, unless the event is about one without."""
+    """A connection with a stream of either kind, unless the event is about one without."""
 
     client: Client
     connection: H2Connection
@@ -32,14 +36,15 @@ class Stage:
 
 
 Play = Callable[[Stage], Awaitable[None]]
+Kind = Literal["http", "rpc", "none"]
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happens. `config`: bounds that pass. `has_stream`: whether a stream is open before."""
+    """What happens. `config`: bounds that pass. `stream`: the kind of the stream that is open before."""
 
     play: Play
-    has_stream: bool = True
+    stream: Kind = "rpc"
     config: Mapping[str, float] = field(default_factory=dict)
     goaway_s: float = 60.0
 
@@ -69,12 +74,15 @@ async def wait(stage: Stage) -> None:
 
 
 EVENTS: Mapping[tuple[str, str], Event] = {
-    ("serving", "the process drains"): Event(drain),
-    ("serving", "`keepalive_s` passes without a stream"): Event(wait, False, {"keepalive_s": SHORT_S}),
+    ("serving", "the process drains, no request of the HTTP API is open"): Event(drain),
+    ("serving", "the process drains, one is open"): Event(drain, "http"),
+    ("serving", "`keepalive_s` passes without a stream"): Event(wait, "none", {"keepalive_s": SHORT_S}),
     ("serving", "the client breaks the protocol or passes a bound"): Event(break_protocol),
     ("serving", "the client disconnects"): Event(disconnect),
+    ("waiting", "the last request of the HTTP API ends"): Event(end_stream, "http"),
+    ("waiting", "the client breaks the protocol or passes a bound"): Event(break_protocol, "http"),
     ("leaving", "the client answers the PING, a stream is open"): Event(pong),
-    ("leaving", "the client answers the PING, no stream is open"): Event(pong, False),
+    ("leaving", "the client answers the PING, no stream is open"): Event(pong, "none"),
     ("leaving", "GOAWAY_S_MAX passes, a stream is open"): Event(wait, goaway_s=SHORT_S),
     ("leaving", "the client breaks the protocol or passes a bound"): Event(break_protocol),
     ("left", "the last stream ends"): Event(end_stream),
@@ -84,10 +92,6 @@ EVENTS: Mapping[tuple[str, str], Event] = {
 }
 
 
-async def into_leaving(stage: Stage) -> None:
-    stage.connection.drain()
-
-
 async def into_left(stage: Stage) -> None:
     stage.connection.drain()
     stage.client.send(PONG)
@@ -95,10 +99,22 @@ async def into_left(stage: Stage) -> None:
 
 INTO: Mapping[str, Play] = {
     "serving": wait,
-    "leaving": into_leaving,
+    "waiting": drain,
+    "leaving": drain,
     "left": into_left,
     "lingering": break_protocol,
 }
+
+
+def waiting(more: asyncio.Event) -> Callable[..., Awaitable[bytes]]:
+    """A handler that begins its answer, and ends it later."""
+
+    async def behave(_: bytes, context: Any) -> bytes:
+        context.send_head()
+        await more.wait()
+        return b""
+
+    return behave
 
 
 def test_every_row_of_the_table_is_tested() -> None:
@@ -115,10 +131,15 @@ def test_connection_changes_its_state_as_the_table_says(
     async def test() -> None:
         more = asyncio.Event()
         config = HttpConfig(shutdown_s_max=0.0, **happens.config)  # type: ignore[arg-type]
-        async with serving(Script("a", more), config=config) as server, connected(server) as client:
+        rpcs = GrpcRoutes()
+        rpcs.add_registered_method_handlers("test", {"Wait": grpc.unary_unary_rpc_method_handler(waiting(more))})
+        async with serving(Script("a", more), config=config, rpcs=rpcs) as server, connected(server) as client:
             await client.until(lambda: client.seen)
-            if happens.has_stream:
+            if happens.stream == "http":
                 stream_id = client.post(COMPLETIONS, STREAMED)
+                await client.until(lambda: client.answers[stream_id].headers)
+            elif happens.stream == "rpc":
+                stream_id = client.post("/test/Wait", message(b""), HEADERS)
                 await client.until(lambda: client.answers[stream_id].headers)
             stage = Stage(client, connection_of(server), more)
             await INTO[state](stage)
