@@ -1,37 +1,48 @@
 """The token columns of a `Step` (worker.proto): encode, decode, validate, merge and cut.
 
 A step carries the tokens of many streams in columns. Entry i of a step is `stream_ids[i]`, `positions[i]` and the next
-`token_counts[i]` of `token_ids`. `logprobs` refers to an entry by its index.
+`token_counts[i]` of `token_ids`. The columns of log probabilities refer to an entry by its index.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from itertools import accumulate, repeat
 from operator import add
 
 from services.core.errors import Failure, Reason
 from services.core.interface import TokenLogprobs
-from services.rpc.codec import logprobs_from_wire
-from services.stubs import inference_pb2, worker_pb2
+from services.rpc.logprob_columns import (
+    LogprobsOf,
+    put_entry_logprobs,
+    put_logprobs,
+    read_entry_logprobs,
+    read_logprobs,
+)
+from services.stubs import worker_pb2
 
 Entries = dict[int, tuple[int, list[int]]]
 """Stream id → the position of its first token, and its tokens."""
 
 
 def put_entries(
-    step: worker_pb2.Step, entries: Entries, logprobs: Mapping[int, Iterable[inference_pb2.TokenLogprobs]]
+    step: worker_pb2.Step,
+    entries: Entries,
+    logprobs: Mapping[int, Sequence[TokenLogprobs]],
+    *,
+    has_columns: bool = True,
 ) -> None:
     """Fill an empty step.
 
     `logprobs`: stream id → one item for each of its tokens, for the streams that have log probabilities.
+    `has_columns`: they are in columns, which a frontend of an earlier version does not read.
     """
     step.stream_ids.extend(entries)
     step.positions.extend([position for position, _ in entries.values()])
     step.token_counts.extend([len(token_ids) for _, token_ids in entries.values()])
     step.token_ids.extend([token for _, token_ids in entries.values() for token in token_ids])
     if logprobs:
-        for index, stream_id in enumerate(entries):
-            if (tokens := logprobs.get(stream_id)) is not None:
-                step.logprobs.add(entry=index, tokens=tokens)
+        by_entry = {index: logprobs[stream_id] for index, stream_id in enumerate(entries) if stream_id in logprobs}
+        (put_logprobs if has_columns else put_entry_logprobs)(step, by_entry)
 
 
 def read_entries(step: worker_pb2.Step) -> Iterable[tuple[int, int, list[int], Sequence[TokenLogprobs] | None]]:
@@ -39,16 +50,29 @@ def read_entries(step: worker_pb2.Step) -> Iterable[tuple[int, int, list[int], S
 
     Raises PROTOCOL_VIOLATION, before the first entry, for columns of unequal length. The streams check the entries.
     """
-    columns = _columns(step)
+    columns = _read(step)
     if columns is None:
         raise Failure(Reason.PROTOCOL_VIOLATION, "the columns of a step have unequal lengths")
-    stream_ids, positions, counts, token_ids = columns
-    logprobs = _logprobs_column(step) if step.logprobs else repeat(None)
-    return zip(stream_ids, positions, _grouped(token_ids, counts), logprobs, strict=False)
+    return columns.entries()
 
 
-def _columns(step: worker_pb2.Step) -> tuple[list[int], list[int], list[int], list[int]] | None:
-    """The columns, validated: None if an entry lacks a stream, a position, a count, or tokens that it counts.
+@dataclass(slots=True)
+class _Columns:
+    """The columns of a step, each as a list. `logprobs`: by entry, for the entries that have log probabilities."""
+
+    stream_ids: list[int]
+    positions: list[int]
+    counts: list[int]
+    token_ids: list[int]
+    logprobs: LogprobsOf
+
+    def entries(self) -> Iterable[tuple[int, int, list[int], Sequence[TokenLogprobs] | None]]:
+        logprobs = map(self.logprobs.get, range(len(self.counts))) if self.logprobs else repeat(None)
+        return zip(self.stream_ids, self.positions, _grouped(self.token_ids, self.counts), logprobs, strict=False)
+
+
+def _read(step: worker_pb2.Step) -> _Columns | None:
+    """The columns, validated: None if an entry lacks a stream, a position, a count, or what it counts.
 
     Each column is copied: to iterate over a message's own list takes twice as long.
     """
@@ -56,7 +80,17 @@ def _columns(step: worker_pb2.Step) -> tuple[list[int], list[int], list[int], li
     token_ids = step.token_ids[:]
     if not len(stream_ids) == len(positions) == len(counts) or sum(counts) != len(token_ids):
         return None
-    return stream_ids, positions, counts, token_ids
+    logprobs = _read_logprobs(step, counts)
+    return None if logprobs is None else _Columns(stream_ids, positions, counts, token_ids, logprobs)
+
+
+def _read_logprobs(step: worker_pb2.Step, counts: Sequence[int]) -> LogprobsOf | None:
+    if step.HasField("logprob_columns"):
+        return read_logprobs(step, counts)
+    return read_entry_logprobs(step) if step.logprobs else _NO_LOGPROBS
+
+
+_NO_LOGPROBS: LogprobsOf = {}
 
 
 def _grouped(token_ids: list[int], counts: list[int]) -> list[list[int]]:
@@ -67,18 +101,11 @@ def _grouped(token_ids: list[int], counts: list[int]) -> list[list[int]]:
     return [token_ids[start : (start := start + count)] for count in counts]
 
 
-def _logprobs_column(step: worker_pb2.Step) -> Sequence[Sequence[TokenLogprobs] | None]:
-    """The log probabilities of each entry's tokens, or None."""
-    found = {one.entry: one.tokens for one in step.logprobs}
-    entries = range(len(step.stream_ids))
-    return [[logprobs_from_wire(one) for one in found[index]] if index in found else None for index in entries]
-
-
 class StepRun:
     """Consecutive steps of one session that can be merged into one."""
 
     def __init__(self) -> None:
-        self._steps: list[worker_pb2.Step] = []
+        self._steps: list[_Columns] = []
         self._next_positions: dict[int, int] = {}  # By stream id.
         self._with_logprobs: set[int] = set()  # Ids of the streams whose tokens all have log probabilities.
 
@@ -86,31 +113,27 @@ class StepRun:
         """Append the step. Returns False and appends nothing if the step is malformed or does not continue the run.
 
         A step continues the run if each of its streams goes on at its next position, and has log probabilities for all
-        of its tokens or for none of them.
+        of its tokens or for none of them. One of a worker that does not write them in columns is left as it is.
         """
-        columns = _columns(step)
+        columns = None if step.logprobs else _read(step)
         if columns is None:
             return False
-        stream_ids, positions, counts, _ = columns
-        starts = dict(zip(stream_ids, positions, strict=True))
-        if len(starts) != len(stream_ids) or 0 in counts:
+        starts = dict(zip(columns.stream_ids, columns.positions, strict=True))
+        if len(starts) != len(columns.stream_ids) or 0 in columns.counts:
             return False
         if any(self._next_positions.get(stream_id, position) != position for stream_id, position in starts.items()):
             return False
-        if not self._add_logprobs(step, starts.keys()):
+        if not self._try_add_logprobs(columns, starts.keys()):
             return False
-        self._next_positions.update(zip(stream_ids, map(add, positions, counts), strict=True))
-        self._steps.append(step)
+        self._next_positions.update(zip(columns.stream_ids, map(add, columns.positions, columns.counts), strict=True))
+        self._steps.append(columns)
         return True
 
-    def _add_logprobs(self, step: worker_pb2.Step, stream_ids: Set[int]) -> bool:
+    def _try_add_logprobs(self, columns: _Columns, stream_ids: Set[int]) -> bool:
         """Note which streams have log probabilities. Returns False and notes nothing if the step breaks that rule."""
-        if not (step.logprobs or self._with_logprobs):
+        if not (columns.logprobs or self._with_logprobs):
             return True
-        counts: dict[int, int] = dict(enumerate(step.token_counts))
-        if any(len(one.tokens) != counts.pop(one.entry, None) for one in step.logprobs):
-            return False
-        with_logprobs = {step.stream_ids[one.entry] for one in step.logprobs}
+        with_logprobs = {columns.stream_ids[entry] for entry in columns.logprobs}
         if (with_logprobs ^ self._with_logprobs) & self._next_positions.keys() & stream_ids:
             return False
         self._with_logprobs |= with_logprobs
@@ -119,36 +142,34 @@ class StepRun:
     def merge_into(self, merged: worker_pb2.Step) -> None:
         """Fill an empty step with one entry for each stream, in the order of their first entries."""
         entries: Entries = {}
-        logprobs: dict[int, list[inference_pb2.TokenLogprobs]] = {}
+        logprobs: dict[int, list[TokenLogprobs]] = {}
         for step in self._steps:
-            columns = _columns(step)
-            assert columns is not None, "it was validated when it was appended"
-            stream_ids, positions, counts, token_ids = columns
-            for stream_id, position, tokens in zip(stream_ids, positions, _grouped(token_ids, counts), strict=True):
-                entries.setdefault(stream_id, (position, []))[1].extend(tokens)
-            for one in step.logprobs:
-                logprobs.setdefault(stream_ids[one.entry], []).extend(one.tokens)
+            for stream_id, position, token_ids, values in step.entries():
+                entries.setdefault(stream_id, (position, []))[1].extend(token_ids)
+                if values is not None:
+                    logprobs.setdefault(stream_id, []).extend(values)
         put_entries(merged, entries, logprobs)
 
 
 def cut(step: worker_pb2.Step, streams_max: int) -> Sequence[worker_pb2.Step]:
-    """Cut the step into steps of at most `streams_max` entries, in order. A malformed step is returned as it is."""
-    entry_count = len(step.stream_ids)
-    if entry_count <= streams_max or (columns := _columns(step)) is None:
+    """Cut the step into steps of at most `streams_max` entries, in order.
+
+    One that is malformed, or of a worker that does not write log probabilities in columns, is returned as it is.
+    """
+    if len(step.stream_ids) <= streams_max or step.logprobs or (columns := _read(step)) is None:
         return [step]
-    stream_ids, positions, counts, token_ids = columns
+    stream_ids, positions, counts, token_ids = columns.stream_ids, columns.positions, columns.counts, columns.token_ids
     bounds = [0, *accumulate(counts)]  # Where the tokens of each entry begin, and where the last ones end.
     parts = []
-    for start in range(0, entry_count, streams_max):
-        stop = min(start + streams_max, entry_count)
+    for start in range(0, len(stream_ids), streams_max):
+        stop = min(start + streams_max, len(stream_ids))
         part = worker_pb2.Step(
             stream_ids=stream_ids[start:stop],
             positions=positions[start:stop],
             token_counts=counts[start:stop],
             token_ids=token_ids[bounds[start] : bounds[stop]],
         )
-        for one in step.logprobs:
-            if start <= one.entry < stop:
-                part.logprobs.add(entry=one.entry - start, tokens=one.tokens)
+        if mine := {entry - start: one for entry, one in columns.logprobs.items() if start <= entry < stop}:
+            put_logprobs(part, mine)
         parts.append(part)
     return parts

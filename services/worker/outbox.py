@@ -1,13 +1,13 @@
 """Gathers what a worker has not sent to one frontend yet."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 
 from services.core.errors import Failure
 from services.core.interface import Delta, TokenLogprobs
 from services.core.request import FinishReason
-from services.rpc.codec import error_to_wire, finish_reason_to_wire, logprobs_to_wire, seconds_to_wire
+from services.rpc.codec import error_to_wire, finish_reason_to_wire, seconds_to_wire
 from services.rpc.step import Entries, put_entries
-from services.stubs import inference_pb2, worker_pb2
+from services.stubs import worker_pb2
 
 TOKEN_BYTES = 4
 """The size of a token id. An end counts as many tokens as its size has room for."""
@@ -17,7 +17,8 @@ class Outbox:
     """The next message to one frontend. A frontend that reads slowly gets fewer messages with larger entries.
 
     `token_count`: the size of the tokens, ends and begun streams in the outbox, in tokens. A log probability counts as
-    one token (`Delta.weight`), a stream that has begun as one, an end by its size.
+    one token (`Delta.weight`), a stream that has begun as one, an end by its size. `has_columns`: the frontend reads
+    log probabilities in columns.
     """
 
     def __init__(self, on_change: Callable[[], None]) -> None:
@@ -27,6 +28,7 @@ class Outbox:
         self._entries: Entries = {}
         self._logprobs: dict[int, list[TokenLogprobs]] = {}  # By stream id, if the request asked for them.
         self.token_count = 0
+        self.has_columns = False
 
     def add_tokens(self, stream_id: int, delta: Delta) -> None:
         """Add tokens that follow those of the same stream."""
@@ -98,9 +100,6 @@ class Outbox:
         self.token_count = 0
         if self._entries:
             entries, self._entries = self._entries, {}
-            put_entries(message.step, entries, self._pop_logprobs() if self._logprobs else {})
+            logprobs, self._logprobs = self._logprobs, {}
+            put_entries(message.step, entries, logprobs, has_columns=self.has_columns)
         return message
-
-    def _pop_logprobs(self) -> Mapping[int, Iterable[inference_pb2.TokenLogprobs]]:
-        logprobs, self._logprobs = self._logprobs, {}
-        return {stream_id: map(logprobs_to_wire, tokens) for stream_id, tokens in logprobs.items()}

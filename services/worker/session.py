@@ -162,6 +162,8 @@ class FrontendSession:
             return
         try:
             for message in messages:
+                if message.reads_logprob_columns:
+                    self._outbox.has_columns = True
                 for submit in message.submits:
                     self._submit(submit)
                 for stream_id in message.cancels:

@@ -80,6 +80,7 @@ class BareWorker:
             )
         )
         self.session.set_card(CARD)
+        self.session._writer.pop_messages()  # What a frontend says of itself.
 
     @property
     def candidate(self) -> Candidate:

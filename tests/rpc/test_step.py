@@ -2,16 +2,24 @@
 change nothing that a stream gets.
 """
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.errors import Failure, Reason
 from services.core.interface import TokenLogprobs
-from services.rpc.codec import logprobs_to_wire
 from services.rpc.step import Entries, StepRun, cut, put_entries, read_entries
-from services.stubs.worker_pb2 import Step
+from services.stubs.worker_pb2 import LogprobColumns, Step
 from tests.support.steps import add_logprobs, step_of
+
+
+def _with_columns(**columns: Any) -> Step:
+    return Step(
+        stream_ids=[1], positions=[0], token_counts=[1], token_ids=[7], logprob_columns=LogprobColumns(**columns)
+    )
+
 
 MALFORMED = {
     "too few streams": Step(stream_ids=[1, 2], positions=[0, 0, 0], token_counts=[1, 1, 1], token_ids=[1, 2, 3]),
@@ -20,6 +28,14 @@ MALFORMED = {
     "too few tokens": Step(stream_ids=[1, 2, 3], positions=[0, 0, 0], token_counts=[1, 1, 2], token_ids=[1, 2, 3]),
     "too many tokens": Step(stream_ids=[1, 2, 3], positions=[0, 0, 0], token_counts=[1, 1, 0], token_ids=[1, 2, 3]),
     "streams alone": Step(stream_ids=[1]),
+    "log probabilities of an unknown entry": add_logprobs(step_of((1, 0, [7])), (1, [-1])),
+    "log probabilities of an unknown entry, but none": add_logprobs(step_of((1, 0, [7])), (1, [])),
+    "log probabilities of one entry twice": add_logprobs(step_of((1, 0, [7])), (0, []), (0, [-1])),
+    "too many log probabilities": add_logprobs(step_of((1, 0, [7])), (0, [-1, -2])),
+    "too few log probabilities": add_logprobs(step_of((1, 0, [7, 8])), (0, [-1])),
+    "too few counts of likely tokens": _with_columns(entries=[0], logprobs=[-1], top_counts=[]),
+    "too few likely tokens": _with_columns(entries=[0], logprobs=[-1], top_counts=[1], top_logprobs=[-1]),
+    "too few values of likely tokens": _with_columns(entries=[0], logprobs=[-1], top_counts=[1], top_token_ids=[7]),
 }
 
 ENTRIES = st.dictionaries(
@@ -41,18 +57,24 @@ def try_merge(*steps: Step) -> Step | None:
 # Write and read
 
 
-@given(ENTRIES, st.data())
-def test_entries_are_read_as_they_were_written(entries: Entries, data: st.DataObject) -> None:
+@pytest.mark.parametrize("has_columns", [True, False], ids=["columns", "items"])
+@given(entries=ENTRIES, data=st.data())
+def test_entries_are_read_as_they_were_written(has_columns: bool, entries: Entries, data: st.DataObject) -> None:
+    """The log probabilities are in columns, or in items for peers of earlier versions."""
     floats = st.floats(width=32, allow_nan=False)
     logprobs = {
-        stream_id: [TokenLogprobs(data.draw(floats), ((token, data.draw(floats)),)) for token in token_ids]
+        stream_id: [
+            TokenLogprobs(data.draw(floats), ((token, data.draw(floats)),) * data.draw(st.integers(0, 2)))
+            for token in token_ids
+        ]
         for stream_id, (_, token_ids) in entries.items()
         if data.draw(st.booleans())
     }
     step = Step()
 
-    put_entries(step, entries, {stream_id: map(logprobs_to_wire, values) for stream_id, values in logprobs.items()})
+    put_entries(step, entries, logprobs, has_columns=has_columns)
 
+    assert bool(step.logprobs) is (bool(logprobs) and not has_columns)
     assert list(read_entries(Step.FromString(step.SerializeToString()))) == [
         (stream_id, position, token_ids, logprobs.get(stream_id))
         for stream_id, (position, token_ids) in entries.items()
@@ -66,10 +88,6 @@ def test_one_token_and_several_tokens_for_each_entry_are_read_alike() -> None:
 
 def test_entry_without_tokens_is_read_for_its_stream_to_refuse() -> None:
     assert list(read_entries(step_of((1, 0, []), (2, 5, [8, 9])))) == [(1, 0, [], None), (2, 5, [8, 9], None)]
-
-
-def test_log_probabilities_of_an_unknown_entry_are_ignored_when_a_step_is_read() -> None:
-    assert list(read_entries(add_logprobs(step_of((1, 0, [7])), (1, [-1.0])))) == [(1, 0, [7], None)]
 
 
 @pytest.mark.parametrize("step", MALFORMED.values(), ids=MALFORMED)
@@ -104,10 +122,6 @@ def test_log_probabilities_stay_with_their_tokens_when_steps_are_merged() -> Non
         (step_of((1, 0, [10])), step_of((1, 2, [12]))),
         (step_of((1, 0, [10])), step_of((2, 0, [20]), (2, 1, [21]))),
         (step_of((1, 0, [10])), step_of((1, 1, []))),
-        (step_of((1, 0, [10])), add_logprobs(step_of((2, 0, [20])), (1, [-1]))),
-        (step_of((1, 0, [10])), add_logprobs(step_of((2, 0, [20])), (1, []))),
-        (step_of((1, 0, [10])), add_logprobs(step_of((2, 0, [20])), (0, [-1]), (0, [-1]))),
-        (step_of((1, 0, [10])), add_logprobs(step_of((2, 0, [20])), (0, [-1, -2]))),
         (add_logprobs(step_of((1, 0, [10])), (0, [-1])), step_of((1, 1, [11]))),
         (step_of((1, 0, [10])), add_logprobs(step_of((1, 1, [11])), (0, [-1]))),
     ],
@@ -115,16 +129,11 @@ def test_log_probabilities_stay_with_their_tokens_when_steps_are_merged() -> Non
         "a gap",
         "a stream twice in a step",
         "no tokens",
-        "log probabilities of an unknown entry",
-        "log probabilities of an unknown entry, but none",
-        "log probabilities of one entry twice",
-        "too many log probabilities of one entry",
         "no log probabilities for later tokens",
         "no log probabilities for earlier tokens",
     ],
 )
 def test_step_that_does_not_continue_the_run_is_not_merged(first: Step, second: Step) -> None:
-    """An entry index past the columns once raised IndexError in the connection's callback."""
     run, merged = StepRun(), Step()
     assert run.try_append(first)
 
@@ -137,6 +146,14 @@ def test_step_that_does_not_continue_the_run_is_not_merged(first: Step, second: 
 @pytest.mark.parametrize("step", MALFORMED.values(), ids=MALFORMED)
 def test_malformed_step_is_not_merged(step: Step) -> None:
     assert not StepRun().try_append(step)
+
+
+def test_step_of_a_worker_that_writes_no_columns_of_log_probabilities_is_neither_merged_nor_cut() -> None:
+    step = Step()
+    put_entries(step, {1: (0, [7]), 2: (0, [8])}, {2: [TokenLogprobs(-1.0)]}, has_columns=False)
+
+    assert not StepRun().try_append(step)
+    assert cut(step, 1) == [step]
 
 
 # Cut

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.stubs import inference_pb2, worker_pb2
+from services.stubs import worker_pb2
 
 
 def step_of(*entries: tuple[int, int, Sequence[int]]) -> worker_pb2.Step:
@@ -16,7 +16,10 @@ def step_of(*entries: tuple[int, int, Sequence[int]]) -> worker_pb2.Step:
 
 
 def add_logprobs(step: worker_pb2.Step, *entries: tuple[int, Sequence[float]]) -> worker_pb2.Step:
-    """The step itself, with log probabilities: the index of an entry, and a value for each of its tokens."""
+    """The step itself, with columns of log probabilities: the index of an entry, and a value for each of its tokens."""
+    columns = step.logprob_columns
     for index, values in entries:
-        step.logprobs.add(entry=index, tokens=[inference_pb2.TokenLogprobs(logprob=value) for value in values])
+        columns.entries.append(index)
+        columns.logprobs.extend(values)
+        columns.top_counts.extend([0] * len(values))
     return step

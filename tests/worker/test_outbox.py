@@ -3,6 +3,7 @@
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, TokenLogprobs
 from services.core.request import FinishReason
+from services.rpc.step import read_entries
 from services.stubs import worker_pb2
 from services.worker.outbox import TOKEN_BYTES, Outbox
 
@@ -54,9 +55,9 @@ def test_each_message_has_only_the_log_probabilities_of_its_own_tokens() -> None
 
     for position in range(2):
         outbox.add_tokens(1, Delta(position, [7], logprobs=[TokenLogprobs(-float(position))]))
-        found.append([one.logprob for one in outbox.pop_message().step.logprobs[0].tokens])
+        found += [logprobs for _, _, _, logprobs in read_entries(outbox.pop_message().step)]
 
-    assert found == [[0.0], [-1.0]]
+    assert found == [[TokenLogprobs(0.0)], [TokenLogprobs(-1.0)]]
 
 
 def test_each_addition_is_notified() -> None:

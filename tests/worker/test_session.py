@@ -13,11 +13,12 @@ from services.core.call import Call, Cause, Phase
 from services.core.common_layers import Accept, Deadline, Guard
 from services.core.errors import Failure, Reason
 from services.core.gate import Gate
-from services.core.interface import Delta, Finish, Layer, Sink
+from services.core.interface import Delta, Finish, Layer, Sink, TokenLogprobs
 from services.core.request import FinishReason, Request
 from services.core.validation import CHOICES_MAX
 from services.rpc.codec import card_from_wire, seconds_from_wire, seconds_to_wire
 from services.rpc.framing import FrameConnection
+from services.rpc.step import read_entries
 from services.stubs import inference_pb2, worker_pb2
 from services.worker import session as session_module
 from services.worker.counters import Counters
@@ -61,6 +62,28 @@ def test_only_the_first_message_has_a_welcome() -> None:
     assert seconds_from_wire(first.welcome.heartbeat) == 0.5
     assert first.HasField("load")
     assert not any(message.HasField("welcome") for message in others)
+
+
+@pytest.mark.parametrize("reads_columns", [True, False], ids=["in columns", "in items"])
+def test_log_probabilities_are_sent_as_the_frontend_reads_them(reads_columns: bool) -> None:
+    """A frontend of an earlier version does not say that it reads columns."""
+    logprobs = [TokenLogprobs(-0.5, ((7, -0.5), (8, -1.5)))]
+
+    async def scenario(served: Served, pipeline: ManualLayer) -> worker_pb2.Step:
+        frontend = served.attach()
+        first = worker_pb2.FrontendMessage(submits=[submit(1, 10)], reads_logprob_columns=reads_columns)
+        await (await frontend.session()).send(first)
+        asked = await pipeline.wait_called(10)
+        asked.sink.deliver(Delta(0, [7], logprobs=logprobs))
+        asked.ended.set_result(DONE)
+        await frontend.until(lambda: frontend.end(1))
+        [step] = [message.step for message in frontend.messages if message.HasField("step")]
+        return step
+
+    step = play(scenario)
+
+    assert (step.HasField("logprob_columns"), bool(step.logprobs)) == (reads_columns, not reads_columns)
+    assert list(read_entries(step)) == [(1, 0, [7], logprobs)]
 
 
 def test_successful_stream_has_tokens_then_a_finish_reason_and_complete_final() -> None:

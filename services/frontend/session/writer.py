@@ -45,6 +45,7 @@ class SessionWriter:
         self._connection: FrameConnection[worker_pb2.WorkerMessage] | None = None
         self._messages: deque[worker_pb2.FrontendMessage] = deque()
         self._begin_message()
+        self._messages[0].reads_logprob_columns = True
         self._is_due = False
         self._sent_at = 0.0
 

@@ -427,7 +427,7 @@ def test_a_session_is_kept_alive_and_checked_while_its_model_is_learned(
         ):
             return await heard
 
-    assert run_async(scenario()) == (None if is_silent else worker_pb2.FrontendMessage())
+    assert run_async(scenario()) == (None if is_silent else worker_pb2.FrontendMessage(reads_logprob_columns=True))
 
 
 @pytest.mark.parametrize("remind_s", [60.0, 0.0], ids=["once", "repeatedly"])

@@ -50,6 +50,19 @@ def test_requests_and_cancels_of_one_turn_are_sent_in_one_message() -> None:
     assert sent(outgoing) == [([1, 2], [1])]
 
 
+def test_first_message_alone_says_that_log_probabilities_are_read_in_columns() -> None:
+    outgoing = SessionWriter(CancelCounts())
+    submit(outgoing, 1)
+    outgoing.cancel(1)
+    submit(outgoing, 2)
+
+    assert [message.reads_logprob_columns for message in outgoing.pop_messages()] == [True, False]
+
+    submit(outgoing, 3)
+
+    assert [message.reads_logprob_columns for message in outgoing.pop_messages()] == [False]
+
+
 def test_request_after_a_cancel_is_sent_in_a_later_message() -> None:
     """A bug: a worker reads the submits of a message first, and refused a request for which a cancel made room."""
     outgoing = SessionWriter(CancelCounts())
@@ -224,7 +237,7 @@ def test_nothing_is_sent_while_the_worker_is_slow_to_read() -> None:
     connection.is_writable = True
     outgoing.send()
 
-    assert connection.messages == [worker_pb2.FrontendMessage(cancels=[1, 2])]
+    assert connection.messages == [worker_pb2.FrontendMessage(cancels=[1, 2], reads_logprob_columns=True)]
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
@@ -251,4 +264,4 @@ def test_keepalive_is_sent_after_a_long_silence() -> None:
     assert connection.messages == []
     outgoing.keep_alive(now + KEEPALIVE_S + 1)
 
-    assert connection.messages == [worker_pb2.FrontendMessage()]
+    assert connection.messages == [worker_pb2.FrontendMessage(reads_logprob_columns=True)]
