@@ -4,6 +4,7 @@ python -m simulation campaign --seeds 10000
 python -m simulation seed 4711
 """
 
+import resource
 import sys
 import time
 from collections import Counter
@@ -43,7 +44,10 @@ def campaign(seeds: int, first: int, jobs: int) -> None:
     for situation in SITUATIONS:
         print(f"| {situation.name} | {counts[situation.name]} |")
     elapsed_s = time.perf_counter() - began
-    print(f"\n{seeds} seeds, {turns} turns of event loops, {elapsed_s:.0f} s: {len(failed)} failed")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = (used.ru_utime + used.ru_stime) / max(seeds, 1)
+    print(f"\n{seeds} seeds, {turns} turns of event loops, {elapsed_s:.0f} s, {cpu_s:.3f} CPU seconds per seed")
+    print(f"{len(failed)} failed")
     missed = [one.name for one in SITUATIONS if not counts[one.name]]
     if missed and seeds >= SITUATIONS_FROM_SEEDS:
         sys.exit(f"never reached: {', '.join(missed)}")
