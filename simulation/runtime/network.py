@@ -32,6 +32,7 @@ class Endpoint:
     """One end of a connection, as the kernel has it.
 
     `unread`: what has arrived. `in_flight`: bytes that were sent and that the other end's process has not read.
+    `lacks_room`: less than was asked for was sent, so its process is told when there is room again.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class Endpoint:
         "in_flight",
         "is_closed",
         "is_eof_read",
+        "lacks_room",
         "local",
         "network",
         "on_readable",
@@ -59,7 +61,7 @@ class Endpoint:
         self.other: Endpoint
         self.unread = bytearray()
         self.in_flight = 0
-        self.has_eof = self.is_eof_read = self.is_closed = False
+        self.has_eof = self.is_eof_read = self.is_closed = self.lacks_room = False
         self.error: OSError | None = None
         self.on_readable: Callable[[], None] | None = None
         self.on_writable: Callable[[], None] | None = None
@@ -81,6 +83,7 @@ class Endpoint:
         if self.error is not None:
             raise self.error
         size = min(len(data), self.room)
+        self.lacks_room = size < len(data)
         if size > 0:
             self.in_flight += size
             self.network.transmit(self, "data", data[:size])
@@ -98,7 +101,8 @@ class Endpoint:
         data = bytes(self.unread[:size_max])
         del self.unread[:size_max]
         self.other.in_flight -= len(data)
-        self.other.notify_writable()
+        if self.other.lacks_room:
+            self.other.notify_writable()
         return data
 
     def notify_readable(self) -> None:
