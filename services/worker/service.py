@@ -53,8 +53,15 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     async def attach(self, connection: FrameConnection[worker_pb2.FrontendMessage]) -> None:
         """Serve a session on the connection until its end."""
-        counters = self._execute.counters
-        session = FrontendSession(self._pipeline, self._welcome(), self.load, counters, self.generations, self._config)
+        session = FrontendSession(
+            self._pipeline,
+            self._welcome(),
+            self.load,
+            self._has_requests,
+            self._execute.counters,
+            self.generations,
+            self._config,
+        )
         if self._grace_s is not None:
             session.goaway(self._grace_s)
         self._sessions[session] = None
@@ -76,6 +83,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         content = self._engine.tokenizer_content()
         for start in range(0, len(content), PIECE_BYTES):
             await context.write(worker_pb2.FetchTokenizerResponse(data=content[start : start + PIECE_BYTES]))
+
+    def _has_requests(self) -> bool:
+        """Whether the worker has requests, of any frontend. Asked at every heartbeat of every session."""
+        return self._execute.running_count + self._execute.waiting_count > 0
 
     def load(self) -> worker_pb2.Load:
         """The load of the worker, as of now."""

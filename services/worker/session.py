@@ -96,12 +96,14 @@ class FrontendSession:
         pipeline: Layer,
         welcome: worker_pb2.Welcome,
         load: Callable[[], worker_pb2.Load],
+        has_requests: Callable[[], bool],
         counters: Counters,
         generations: GenerationStore,
         config: FrontendSessionConfig,
     ) -> None:
         self._pipeline = pipeline
         self._load = load
+        self._has_requests = has_requests
         self._counters = counters
         self._config = config
         self._loop = asyncio.get_running_loop()
@@ -326,10 +328,9 @@ class FrontendSession:
             self._silent_beats += 1  # Not by the clock: a worker that stood still could hear nothing.
             if self._silent_beats * self._config.heartbeat_s > SILENCE_S_MAX:
                 self._end_with(SessionOverError(f"the frontend was silent for {SILENCE_S_MAX:g} s"))
-            load = self._load()
-            has_requests = bool(self._streams or load.running or load.waiting)
+            has_requests = bool(self._streams or self._has_requests())
             if has_requests or self._owes_load or beats % self._config.idle_heartbeats == 0:
-                self._outbox.set_load(load)
+                self._outbox.set_load(self._load())
             # Report once more after the last request has ended, however short it was. Otherwise its frontend takes the
             # worker for loaded, and then for unknown. A load that travels with ends does not count: the frontend reads
             # it before them.

@@ -23,6 +23,7 @@ from services.stubs import inference_pb2, worker_pb2
 from services.worker import session as session_module
 from services.worker.counters import Counters
 from services.worker.dispatcher import Limits
+from services.worker.engine import EngineLoad
 from services.worker.execute import Execute
 from services.worker.generations.store import DetachConfig, GenerationStore
 from services.worker.session import FrontendSession, FrontendSessionConfig
@@ -470,7 +471,7 @@ def unconnected(pipeline: Layer, counters: Counters) -> session_module.FrontendS
     """A session without a connection: the test calls it with requests and cancels."""
     config = session_module.FrontendSessionConfig(heartbeat_s=9.0)
     return session_module.FrontendSession(
-        pipeline, worker_pb2.Welcome(), worker_pb2.Load, counters, store_of(pipeline), config
+        pipeline, worker_pb2.Welcome(), worker_pb2.Load, lambda: False, counters, store_of(pipeline), config
     )
 
 
@@ -776,6 +777,26 @@ def test_idle_worker_reports_its_load_rarely() -> None:
     assert play(scenario, heartbeat_s=0.01, idle_heartbeats=5) > 2 * 5 * 0.01
 
 
+def test_idle_worker_computes_no_load_that_it_does_not_report() -> None:
+    """Otherwise each of its sessions costs it a message at every heartbeat."""
+
+    class CountingEngine(ManualEngine):
+        load_count = 0
+
+        def load(self) -> EngineLoad:
+            self.load_count += 1
+            return super().load()
+
+    async def scenario() -> int:
+        engine = CountingEngine()
+        async with serving(ManualLayer(), engine=engine, heartbeat_s=0.01, idle_heartbeats=5) as served:
+            frontend = served.attach()
+            await frontend.until(lambda: sum(message.HasField("load") for message in frontend.messages) == 4)
+            return engine.load_count
+
+    assert run_async(scenario()) == 4
+
+
 def test_silent_frontend_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "SILENCE_S_MAX", 0.2)
 
@@ -856,7 +877,7 @@ def test_unsent_messages_are_sent_as_soon_as_the_frontend_reads_on() -> None:
     async def scenario() -> None:
         pipeline, config = Script(), FrontendSessionConfig(heartbeat_s=60)
         session = FrontendSession(
-            pipeline, worker_pb2.Welcome(), worker_pb2.Load, Counters(), store_of(pipeline), config
+            pipeline, worker_pb2.Welcome(), worker_pb2.Load, lambda: False, Counters(), store_of(pipeline), config
         )
         connection, wire = FrameConnection(worker_pb2.FrontendMessage, is_opener=False), RecordingTransport()
         connection.connection_made(wire)

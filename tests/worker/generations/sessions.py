@@ -127,7 +127,13 @@ class Worker:
     async def attach(self) -> Frontend:
         welcome = worker_pb2.Welcome(engine_request_limit=2, request_queue_limit=3)
         session = FrontendSession(
-            self.pipeline, welcome, worker_pb2.Load, self.execute.counters, self.store, self._config
+            self.pipeline,
+            welcome,
+            worker_pb2.Load,
+            lambda: self.busy > 0,
+            self.execute.counters,
+            self.store,
+            self._config,
         )
         self._frontends.append(Frontend(session))
         await settle()
