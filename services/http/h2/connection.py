@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import structlog
 
+from services.http.h2.bounds.arrivals import Arrivals
 from services.http.h2.bounds.backlogs import Backlogs
 from services.http.h2.bounds.keepalive import Keepalive
 from services.http.h2.exchange import H2Exchange
@@ -96,7 +97,8 @@ class H2Connection(asyncio.Protocol):
         config = self.context.config
         backlogs = Backlogs(config.client.connection_bytes_max)
         self._writer = writer = FrameWriter(self.transport, self.context.cork, backlogs)
-        self._frames = FrameHandler(self, writer, config.body_read_s_max, self.context.frame_limiter)
+        arrivals, rests = Arrivals(config.body_read_s_max), Arrivals(config.lingering_s_max)
+        self._frames = FrameHandler(self, writer, arrivals, rests, self.context.frame_limiter)
         writer.on_sent = self._frames.on_sent
         self._keepalive = Keepalive(
             lambda: writer.put(frame(PING, 0, 0, bytes(PING_SIZE))), self.transport.abort, writer.progress
@@ -145,6 +147,10 @@ class H2Connection(asyncio.Protocol):
 
     def on_begun(self, stream: Stream) -> None:
         self._frames.arrivals.remove(stream)
+
+    def on_answered(self, stream: Stream) -> None:
+        self._frames.rests.add(stream)
+        self._frames.rests.watch()
 
     def on_closed(self, stream: Stream) -> None:
         self._exchanges.discard(stream)

@@ -34,8 +34,9 @@ class H2Exchange(Request):
     # Receiving
 
     def on_data(self, data: bytes) -> None:
-        if self._has_begun:
-            return  # The request was refused. The window stays closed.
+        if self._has_begun:  # The request was refused.
+            self._stream.use(len(data))
+            return
         bytes_max = self._host.context.app.body_bytes_max
         if len(self._body) + len(data) > bytes_max:
             self._refuse(too_large(bytes_max))
@@ -54,8 +55,15 @@ class H2Exchange(Request):
             self.begin(at_once=request.path in PROBE_PATHS)
 
     def on_late(self) -> None:
+        if self._has_begun:  # The rest of a request that was refused.
+            self._stream.reset(ErrorCode.NO_ERROR)  # RFC 9113, section 8.1.
+            return
         within = f"within {self._host.context.config.body_read_s_max:g} s"
         self._refuse(Failure(Reason.DEADLINE_EXCEEDED, f"the body did not arrive {within}"))
+
+    def _leave_rest(self) -> None:
+        """Discard it for a while: many clients read an answer only after their request, and lose it by a reset."""
+        self._host.on_answered(self._stream)
 
     def on_reset(self) -> None:
         self._release()

@@ -4,11 +4,8 @@ The state machine is ours, so that no frame passes through more than it needs; o
 library. What a client may do without use to anybody has a budget (bounds/budget.py).
 """
 
-import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
-from services.core.common_layers import bug_failure
 from services.http.h2.bounds.arrivals import Arrivals
 from services.http.h2.bounds.budget import (
     CONTROL_FRAMES_EARNED,
@@ -21,11 +18,12 @@ from services.http.h2.bounds.budget import (
     STREAMS_A_FRAME,
     Budget,
 )
+from services.http.h2.feed import FrameFeed, Owner
 from services.http.h2.flow_control import CONNECTION_WINDOW_BYTES, WINDOW_DEFAULT, ReceiveWindow
 from services.http.h2.settings import INITIAL_WINDOW_SIZE, STREAMS_MAX, settings_in
-from services.http.h2.stream import Receiver, Stream
+from services.http.h2.stream import Stream
 from services.http.h2.stream_table import StreamTable
-from services.http.h2.wire.fields import FieldDecoder, Fields, RequestHead, check_trailers
+from services.http.h2.wire.fields import FieldDecoder, Fields, check_trailers
 from services.http.h2.wire.frames import (
     ACK,
     CONTINUATION,
@@ -44,7 +42,6 @@ from services.http.h2.wire.frames import (
     WINDOW_UPDATE,
     ErrorCode,
     Frame,
-    FrameReader,
     H2Error,
     StreamError,
     frame,
@@ -65,96 +62,36 @@ _OF_STREAMS = frozenset({DATA, HEADERS, PRIORITY, RST_STREAM, CONTINUATION})
 _OF_CONNECTIONS = frozenset({SETTINGS, PING, GOAWAY})
 
 
-class Owner(Protocol):
-    """The connection.
+class FrameHandler(FrameFeed):
+    """Handles the frames of one connection.
 
-    `tasks`: those that answer requests. `is_reading`: frames are to be handled. `takes_streams`: False: new streams are
-    ignored.
+    `streams`: those of the connection. `arrivals`: the incomplete requests. `rests`: those that are answered, and whose
+    rest is discarded.
     """
 
-    tasks: set[asyncio.Task[None]]
-
-    @property
-    def is_reading(self) -> bool: ...
-
-    @property
-    def takes_streams(self) -> bool: ...
-
-    def on_open(self, stream: Stream, head: RequestHead) -> Receiver:
-        """A request has begun to arrive. Returns what takes its content."""
-        ...
-
-    def on_closed(self, stream: Stream) -> None:
-        """A stream was closed."""
-        ...
-
-    def on_pong(self, payload: bytes) -> None:
-        """The client has answered a PING."""
-        ...
-
-    def on_broken(self, error: H2Error) -> None:
-        """The client has broken the protocol, or passed a bound. No further frame is handled."""
-        ...
-
-
-class FrameHandler:
-    """Handles the frames of one connection. `streams`: those of the connection. `arrivals`: the incomplete requests."""
-
-    def __init__(self, owner: Owner, writer: FrameWriter, arrival_s_max: float, limiter: FrameLimiter) -> None:
+    def __init__(
+        self, owner: Owner, writer: FrameWriter, arrivals: Arrivals, rests: Arrivals, limiter: FrameLimiter
+    ) -> None:
+        super().__init__(owner, writer, limiter)
         self.streams = StreamTable()
-        self.arrivals = Arrivals(arrival_s_max)
-        self._owner = owner
-        self._writer = writer
-        self._reader = FrameReader()
+        self.arrivals = arrivals
+        self.rests = rests
         self._fields = FieldDecoder()
         self._window = ReceiveWindow(CONNECTION_WINDOW_BYTES)
         self._stream_window = WINDOW_DEFAULT
         self._block: HeaderBlock | None = None
-        self._has_settings = self._is_behind = False
-        self._limiter = limiter
-        self._work = 0  # Of this turn, in frames.
+        self._has_settings = False
         self._control = Budget("frames without content", CONTROL_FRAMES_MAX, CONTROL_FRAMES_PER_S)
         self._resets = Budget("streams that were reset", RESETS_MAX, RESETS_PER_S)
-
-    def feed(self, data: bytes) -> None:
-        """Handle what has arrived."""
-        self._reader.feed(data)
-        if not self._is_behind:
-            self._handle_some()
 
     def on_sent(self, piece_count: int) -> None:
         """Content was sent to the client, which will have something to say about it."""
         self._control.earn(piece_count * CONTROL_FRAMES_EARNED)
 
-    def _handle_some(self) -> None:
-        """Handle some of the frames that have arrived, and the rest in another iteration of the event loop."""
-        was_behind, self._is_behind, self._work = self._is_behind, True, 0
-        try:
-            while self._work < self._limiter.left:
-                one = self._reader.next() if self._owner.is_reading else None
-                if one is None:
-                    self._is_behind = False
-                    break
-                self._work += 1
-                self._handle(one)
-        except H2Error as error:
-            self._is_behind = False
-            self._owner.on_broken(error)
-        except Exception as error:  # A bug with one client must not cost the others their turn.
-            self._is_behind = False
-            bug_failure(error, "(any) of a client over HTTP/2")
-            self._owner.on_broken(H2Error(ErrorCode.INTERNAL_ERROR, "an internal error"))
-        self._limiter.spend(self._work)
+    def _after_some(self) -> None:
         self.arrivals.watch()
-        self._writer.flush()
-        if self._is_behind:
-            self._writer.transport.pause_reading()
-            self._limiter.wait(self._handle_some)
-        elif was_behind and not self._writer.transport.is_closing():
-            self._writer.transport.resume_reading()
 
     def _handle(self, one: Frame) -> None:
-        """Raises H2Error."""
         if self._block is not None and (one.kind != CONTINUATION or one.stream_id != self._block.stream_id):
             raise H2Error(ErrorCode.PROTOCOL_ERROR, "a frame within a block of header fields")
         if not self._has_settings:
@@ -332,6 +269,7 @@ class FrameHandler:
 
     def _on_closed(self, stream: Stream, code: ErrorCode | None) -> None:
         self.arrivals.remove(stream)
+        self.rests.remove(stream)
         if code is None and stream.is_ended:
             self._resets.earn(1)
         self.streams.remove(stream.id, "ended" if code is None else "reset")
@@ -340,6 +278,7 @@ class FrameHandler:
     def lose_streams(self) -> None:
         """The client is gone, or is told to leave: end all streams, and the tasks that answer them, some at a time."""
         self.arrivals.stop()
+        self.rests.stop()
         for stream in self.streams:
             if self._limiter.left <= 0:
                 self._limiter.wait(self.lose_streams)

@@ -31,6 +31,10 @@ class Host(Protocol):
         """The request is complete, or will be answered without the rest."""
         ...
 
+    def on_answered(self, stream: Stream) -> None:
+        """The answer is sent, the request not complete. The receiver's `on_late` is called if it does not end."""
+        ...
+
     def drain(self) -> None:
         """Take no further requests."""
         ...
@@ -93,7 +97,11 @@ class Request(ABC):
             self._forget_head()
             self._task = None  # Breaks a reference cycle: task, frames, request.
         if not self._stream.is_closed and not self._stream.is_remote_ended:
-            self._stream.reset(ErrorCode.NO_ERROR)  # The rest of the request is not needed: RFC 9113, section 8.1.
+            self._leave_rest()
+
+    def _leave_rest(self) -> None:
+        """The answer is sent, and the rest of the request is not needed."""
+        self._stream.reset(ErrorCode.NO_ERROR)  # RFC 9113, section 8.1.
 
     def on_reset(self) -> None:
         """See Receiver."""

@@ -5,10 +5,12 @@ import json
 from asyncio.subprocess import PIPE
 from typing import Any
 
+from services.http.server.config import HttpConfig
 from tests.clients.conftest import need
 from tests.clients.support.cluster import Cluster
 from tests.clients.support.programs import CLIENT_S_MAX
 from tests.clients.support.toolchains import missing
+from tests.http.support import Script, error_of, run, serving
 
 ENOUGH = 5
 ASKED = {
@@ -37,6 +39,35 @@ def test_curl_streams_over_http2_though_the_worker_is_killed(cluster: Cluster) -
     assert answer_of(disturbed)[1]["completion_tokens"] == 120
     (move,) = cluster.plane.frontend.moves(disturbed[0]["id"].removeprefix("chatcmpl-"))
     assert move["reason"] == "DISCONNECTED"
+
+
+def test_curl_over_http2_reads_the_refusal_of_a_body_that_is_too_large() -> None:
+    """Bug: a reset behind the answer hid it."""
+    need(missing("curl"))
+    said: list[bytes] = []
+
+    async def test() -> None:
+        async with serving(Script(), config=HttpConfig(body_bytes_max=1000)) as server:
+            words = [
+                "curl",
+                "-s",
+                "--http2-prior-knowledge",
+                "--data-binary",
+                "@-",
+                "-w",
+                "\n%{http_version} %{http_code}",
+            ]
+            process = await asyncio.create_subprocess_exec(
+                *words, f"http://127.0.0.1:{server.port}/v1/completions", stdin=PIPE, stdout=PIPE, stderr=PIPE
+            )
+            async with asyncio.timeout(CLIENT_S_MAX):
+                said.extend(await process.communicate(bytes(4 << 20)))
+            assert process.returncode == 0
+
+    run(test)
+
+    body, status = said[0].splitlines()
+    assert (status, error_of(body)["code"]) == (b"2 413", "BODY_TOO_LARGE")
 
 
 async def events(cluster: Cluster, *, is_disturbed: bool) -> list[Any]:

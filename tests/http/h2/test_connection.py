@@ -148,18 +148,40 @@ def test_trailers_of_a_request_are_ignored() -> None:
 
 def test_body_above_the_bound_is_refused_before_it_has_come() -> None:
     async def test() -> None:
-        config = HttpConfig(body_bytes_max=1000)
+        config = HttpConfig(body_bytes_max=1000, lingering_s_max=0.1)
         async with serving(Script("hello"), config=config) as server, connected(server) as client:
             said = client.open(COMPLETIONS, {"content-length": "1001"}, ends=False)
             sent = client.open(COMPLETIONS, ends=False)
             client.send(frame(DATA, 0, sent, bytes(1001)))
 
-            for answer in [await client.answer(said), await client.answer(sent)]:
-                assert answer.status == 413
+            for stream_id in (said, sent):
+                answer = await client.answer(stream_id)
+                assert (answer.status, answer.has_ended, answer.reset) == (413, True, None)
             await client.until(
                 lambda: client.answers[said].reset is not None and client.answers[sent].reset is not None
             )
             assert client.answers[said].reset is ErrorCode.NO_ERROR, "the rest is not needed"
+            assert (await client.answer(client.get("/live"))).status == 200
+
+    run(test)
+
+
+def test_rest_of_a_refused_request_is_discarded() -> None:
+    """Bug: a reset followed at once, and clients that read after they have sent everything reported that alone."""
+
+    async def test() -> None:
+        config = HttpConfig(body_bytes_max=1000)
+        async with serving(Script("hello"), config=config) as server, connected(server) as client:
+            stream_id = client.open(COMPLETIONS, ends=False)
+
+            await send_within_the_window(client, stream_id, 3 * STREAM_WINDOW_BYTES)
+            client.send(frame(DATA, END_STREAM, stream_id))
+
+            answer = await client.answer(stream_id)
+            assert (await client.answer(client.get("/live"))).status == 200
+            assert (answer.status, answer.has_ended, answer.reset) == (413, True, None)
+            connection = connection_of(server)
+            assert (len(connection._frames.streams), connection.bodies_size) == (0, 0)
 
     run(test)
 
@@ -194,22 +216,10 @@ def test_body_that_does_not_arrive_in_time_is_answered() -> None:
 
 def test_window_opens_as_content_arrives() -> None:
     async def test() -> None:
-        size = 3 * STREAM_WINDOW_BYTES
         async with serving(Script("hello")) as server, connected(server) as client:
             stream_id = client.open("/v1/completions", ends=False)
-            left = STREAM_WINDOW_BYTES
-            sent = 0
-            while sent < size:
-                while left >= 16_384:
-                    client.send(frame(DATA, 0, stream_id, b" " * 16_384))
-                    left, sent = left - 16_384, sent + 16_384
-                before = len(client.seen)
-                await client.read()
-                left += sum(
-                    int.from_bytes(one.payload, "big")
-                    for one in client.seen[before:]
-                    if one.kind == WINDOW_UPDATE and one.stream_id == stream_id
-                )
+
+            await send_within_the_window(client, stream_id, 3 * STREAM_WINDOW_BYTES)
             client.send(frame(DATA, END_STREAM, stream_id, json.dumps(COMPLETION).encode()))
 
             assert (await client.answer(stream_id)).status == 200
@@ -217,13 +227,34 @@ def test_window_opens_as_content_arrives() -> None:
     run(test)
 
 
+async def send_within_the_window(client: Client, stream_id: int, size: int) -> None:
+    """Send blanks, as the window of the stream allows."""
+    left = STREAM_WINDOW_BYTES
+    sent = 0
+    while sent < size:
+        while left >= 16_384:
+            client.send(frame(DATA, 0, stream_id, b" " * 16_384))
+            left, sent = left - 16_384, sent + 16_384
+        before = len(client.seen)
+        await client.read()
+        left += sum(
+            int.from_bytes(one.payload, "big")
+            for one in client.seen[before:]
+            if one.kind == WINDOW_UPDATE and one.stream_id == stream_id
+        )
+
+
 def test_client_that_passes_the_window_of_a_stream_is_reset() -> None:
     async def test() -> None:
-        config = HttpConfig(body_bytes_max=100)  # The rest of a refused request is not read: its window stays closed.
-        async with serving(Script(HANG), config=config) as server, connected(server, window=0) as client:
-            stream_id = client.open(COMPLETIONS, ends=False)
+        async with serving_rpcs() as rpcs, raw_client(rpcs) as client:
+
+            async def hang(requests: Any, context: Any) -> None:
+                await asyncio.Event().wait()
+
+            rpcs.routes.methods[INPUT_CALL].behaviour = hang
+            stream_id = client.open(INPUT_CALL, RPC, ends=False)
             for _ in range(STREAM_WINDOW_BYTES // 16_384 + 1):
-                client.send(frame(DATA, 0, stream_id, bytes(16_384)))
+                client.send(frame(DATA, 0, stream_id, message(bytes(16_379))))
             answer = await client.answer(stream_id)
 
         assert answer.reset is ErrorCode.FLOW_CONTROL_ERROR

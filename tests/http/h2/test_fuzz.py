@@ -16,6 +16,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from services.http.h2.bounds.arrivals import Arrivals
 from services.http.h2.bounds.backlogs import Backlogs
 from services.http.h2.connection import H2Connection
 from services.http.h2.receiving import FrameHandler
@@ -197,7 +198,7 @@ async def handled(parts: Iterator[bytes]) -> tuple[list[Any], bytes]:
     """What a connection makes of what it gets, and what it sends."""
     recorder, transport = Recorder(), Transport()
     writer = FrameWriter(transport, Cork(), Backlogs(1 << 20))
-    handler = FrameHandler(recorder, writer, 60.0, FrameLimiter())
+    handler = FrameHandler(recorder, writer, Arrivals(60.0), Arrivals(60.0), FrameLimiter())
     for part in parts:
         if recorder.is_reading:
             handler.feed(part)

@@ -8,6 +8,7 @@ import pytest
 
 from services.http.h2.bounds import keepalive
 from services.http.h2.bounds.keepalive import SILENT_LOOKS_MAX, Keepalive
+from services.http.server.config import HttpConfig
 from tests.http.h2.support import COMPLETION, COMPLETIONS, STREAMED
 from tests.http.support import Script, events, run, serving
 from tests.support.clock import WAIT_S
@@ -110,5 +111,21 @@ def test_large_request() -> None:
             answer = await client.post(COMPLETIONS, json=COMPLETION | {"prompt": "x" * 3_000_000})
 
         assert answer.status_code == 200
+
+    run(test)
+
+
+def test_body_that_is_too_large_gets_its_answer() -> None:
+    """Bug: a reset behind the answer hid it."""
+
+    async def test() -> None:
+        config = HttpConfig(body_bytes_max=1000)
+        async with serving(Script(), config=config) as server, client_of(server.port) as client:
+            refused = await client.post(COMPLETIONS, json=COMPLETION | {"prompt": "x" * 3_000_000})
+
+            assert refused.status_code == 413
+            assert refused.json()["error"]["code"] == "BODY_TOO_LARGE"
+            assert (await client.get("/live")).status_code == 200
+            assert len(server.clients) == 1, "the connection goes on"
 
     run(test)

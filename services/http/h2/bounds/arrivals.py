@@ -12,13 +12,13 @@ class Arrivals:
     __slots__ = ("_began_at", "_seconds_max", "_timer")
 
     def __init__(self, seconds_max: float) -> None:
-        """`seconds_max`: how long a request may take to arrive."""
+        """`seconds_max`: how long a stream may stay here."""
         self._seconds_max = seconds_max
         self._began_at: dict[Stream, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, stream: Stream) -> None:
-        """The head of a request has arrived, and more follows."""
+        """More follows on the stream. Call `watch` afterwards."""
         self._began_at[stream] = clock()
 
     def remove(self, stream: Stream) -> None:
@@ -26,7 +26,7 @@ class Arrivals:
         self._began_at.pop(stream, None)
 
     def watch(self) -> None:
-        """Called after each read: most requests arrive whole, so that they need no timer."""
+        """Wait for the oldest. Once for all of a read: most requests arrive whole, so that they need no timer."""
         if self._began_at and self._timer is None:
             self._set_timer()
 
