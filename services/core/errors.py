@@ -218,7 +218,8 @@ class Failure(Exception):
 
     `detail`: one sentence for people, safe to show to the client. `param`: the field at fault, as the client spells it.
     `retry_after_s`: when to retry, in seconds, if that is known. `metadata`: more facts for programs, such as the
-    limits behind a refusal; clients get it unchanged.
+    limits behind a refusal; clients get it unchanged. `hint`: what a person should do, if it is not that of the reason;
+    it does not travel inside the plane.
     """
 
     def __init__(
@@ -229,6 +230,7 @@ class Failure(Exception):
         param: str | None = None,
         retry_after_s: float | None = None,
         metadata: Mapping[str, str] | None = None,
+        hint: str | None = None,
     ) -> None:
         super().__init__(reason, detail)
         self.reason = reason
@@ -236,6 +238,7 @@ class Failure(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.metadata: Mapping[str, str] = metadata or {}
+        self.hint = hint or TRAITS[reason].hint
 
     @property
     def traits(self) -> Traits:
@@ -250,7 +253,12 @@ class Failure(Exception):
     def copy(self) -> "Failure":
         """The same failure for another request. One object raised by several tasks would collect their tracebacks."""
         return Failure(
-            self.reason, self.detail, param=self.param, retry_after_s=self.retry_after_s, metadata=self.metadata
+            self.reason,
+            self.detail,
+            param=self.param,
+            retry_after_s=self.retry_after_s,
+            metadata=self.metadata,
+            hint=self.hint,
         )
 
     def clear_tracebacks(self) -> None:

@@ -150,7 +150,7 @@ class Frontend:
         self._metrics.registry.register(ConnectionMetrics(config.metrics_prefix, self._clients))
         bounds, cancel = config.http.client, Canceller(self._control, finder).cancel
         service = InferenceService(pipeline, self._gate, on_refused, bounds, cancel, finder, config.http.keep)
-        self._rpcs = GrpcRoutes(bounds)
+        self._rpcs = GrpcRoutes(bounds, service.on_refused)
         self._rpcs.add(inference_pb2_grpc.add_InferenceServicer_to_server, service)
         self._common = CommonServices([SERVICE], always=[] if admin is None else [ADMIN_SERVICE])
         self._common.add_to(self._rpcs)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from services.core.common_layers import bug_failure
-from services.core.errors import CAUSE, RETRY_AFTER_S_MIN, Failure, Reason, RefusedFor, jittered_s
+from services.core.errors import Failure, Reason
 from services.http.cors import ALLOW, Cors, is_preflight, preflight
-from services.http.errors import error_response, no_route_response
+from services.http.errors import error_response, no_room, no_route_response
 from services.http.request_id import request_id_of
 from services.http.router import NoRoute, Router
 from services.http.server.config import HttpConfig
@@ -87,13 +87,7 @@ class HttpApp:
         request.shared = self._cors.headers_of(request)
         if self._shortage is not None:
             self._shortage.count_refused(request.path)
-        failure = Failure(
-            Reason.OVERLOADED,
-            "the server has no room for another connection",
-            retry_after_s=jittered_s(RETRY_AFTER_S_MIN, self._rng),
-            metadata={CAUSE: RefusedFor.CONNECTIONS},
-        )
-        return error_response(failure, request.id, overload_status=self.config.overload_status)
+        return error_response(no_room(self._rng), request.id, overload_status=self.config.overload_status)
 
     def on_paused(self) -> None:
         if self._shortage is not None:

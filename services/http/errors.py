@@ -2,12 +2,22 @@
 
 import math
 from collections.abc import Mapping
+from random import Random
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from services.core.errors import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN, TRAITS, Failure, Reason
+from services.core.errors import (
+    CAUSE,
+    RETRY_AFTER_S_MAX,
+    RETRY_AFTER_S_MIN,
+    TRAITS,
+    Failure,
+    Reason,
+    RefusedFor,
+    jittered_s,
+)
 from services.http.router import NoRoute
 from services.http.server.messages import Response
 
@@ -42,13 +52,8 @@ class Error(Struct, kw_only=True):
     error: ErrorDetail
 
 
-def envelope(
-    failure: Failure, request_id: str, *, partial: dict[str, Any] | None = None, hint: str | None = None
-) -> bytes:
-    """The failure as an `Error` in JSON.
-
-    `partial`: the answer up to the failure, if the client asked for it. `hint`: replaces the hint of the reason.
-    """
+def envelope(failure: Failure, request_id: str, *, partial: dict[str, Any] | None = None) -> bytes:
+    """The failure as an `Error` in JSON. `partial`: the answer up to the failure, if the client asked for it."""
     traits = failure.traits
     detail = ErrorDetail(
         message=failure.detail,
@@ -56,7 +61,7 @@ def envelope(
         code=failure.reason,
         param=failure.param,
         retryable=traits.retryable,
-        hint=hint or traits.hint,
+        hint=failure.hint,
         request_id=request_id,
     )
     if metadata := failure.shown_metadata:
@@ -103,9 +108,19 @@ def retry_after_s_of(failure: Failure) -> float:
     return min(failure.retry_after_s or RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX)
 
 
+def no_room(rng: Random) -> Failure:
+    """The failure of a request for whose connection there is no room. `rng`: spreads the times to try again."""
+    return Failure(
+        Reason.OVERLOADED,
+        "the server has no room for another connection: try again, or another server",
+        retry_after_s=jittered_s(RETRY_AFTER_S_MIN, rng),
+        metadata={CAUSE: RefusedFor.CONNECTIONS},
+    )
+
+
 def no_route_response(error: NoRoute, request_id: str) -> Response:
     """The response to a request that no route takes: 405 if its path takes another method, otherwise 404."""
-    body = envelope(Failure(Reason.INVALID_ARGUMENT, str(error)), request_id, hint=error.hint)
+    body = envelope(Failure(Reason.INVALID_ARGUMENT, str(error), hint=error.hint), request_id)
     response = json_response(body, status=405 if error.allowed else 404)
     if error.allowed:
         response.headers["Allow"] = ", ".join(error.allowed)

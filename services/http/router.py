@@ -34,6 +34,7 @@ class Router:
         self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Handler]]] = {}
         self._guards: dict[str, Guard] = {}
         self._unlisted: set[str] = set()
+        self._notes: list[str] = []
 
     def get(self, path: str, handler: Handler, *, takes_head: bool = True) -> None:
         """Register a handler of GET. HEAD uses it as well, without the body, unless to answer changes something."""
@@ -48,6 +49,10 @@ class Router:
     def guard(self, path: str, guard: Guard) -> None:
         """Call `guard` first for every request to `path`, whatever its method."""
         self._guards[path] = guard
+
+    def note(self, text: str) -> None:
+        """Tell people what else is served here, in the hint of NoRoute."""
+        self._notes.append(text)
 
     def find(self, request: HttpRequest) -> Handler:
         """The handler of a request, whose `arguments` are set. Raises NoRoute, and what a guard raises."""
@@ -103,6 +108,5 @@ class Router:
         return sorted((path, method) for path, methods in paths.items() for method in methods if method != "HEAD")
 
     def _all(self) -> str:
-        if not self.listed():
-            return "This address serves gRPC, and nothing over HTTP."
-        return f"There are {', '.join(f'{method} {path}' for path, method in self.listed())}."
+        listed = ", ".join(f"{method} {path}" for path, method in self.listed())
+        return " ".join(([f"There are {listed}."] if listed else []) + self._notes)

@@ -15,4 +15,5 @@ def rpc_server(rpcs: GrpcRoutes, listen: str) -> AbstractAsyncContextManager[Htt
     """Serve `rpcs` on `host:port`; port 0 takes any free port. Raises StartupError as `http_server` does."""
     config = HttpConfig(client=rpcs.bounds, shutdown_s_max=CLOSE_GRACE_S)
     app = HttpApp(config, config.body_bytes_max, is_draining=lambda: False)
+    app.routes.note(f"This address serves gRPC, and nothing over HTTP. {rpcs.listed()}")
     return http_server(app, config, Listen(listen, "gRPC", "--listen"), rpcs=rpcs)

@@ -26,6 +26,9 @@ from services.rpc.stream_writer import StreamWriter
 from services.runtime.loop import clock
 from services.stubs import inference_pb2, inference_pb2_grpc
 
+GENERATE, RESUME = "generate", "resume"
+"""Endpoints, as outcomes are counted."""
+_ENDPOINTS = {"/unbroken.v1.Inference/Generate": GENERATE, "/unbroken.v1.Inference/Resume": RESUME}
 DEFAULT_BOUNDS = ClientBounds()
 DEFAULT_KEEP = KeepConfig()
 
@@ -62,6 +65,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._finder = finder
         self._keep = keep
 
+    def on_refused(self, path: str, failure: Failure) -> None:
+        """Called when an rpc of any service fails before its handler is called: it is an outcome too."""
+        if (endpoint := _ENDPOINTS.get(path)) is not None:
+            self._on_refused(endpoint, "", failure)
+
     async def Cancel(  # noqa: N802
         self, request: inference_pb2.CancelRequest, _context: object
     ) -> inference_pb2.CancelResponse:
@@ -79,7 +87,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             asked = request_from_wire(request)
         except Exception as error:
             failure = error if isinstance(error, Failure) else bug_failure(error, request_id)
-            self._on_refused("generate", request_id, failure)
+            self._on_refused(GENERATE, request_id, failure)
             context.fail(failure, request_id)
             return
         del request  # It takes as much memory again as what was read from it, and the answer may take minutes.
@@ -111,7 +119,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             presentation, generation = await self._finder.find(generation_id)
         except Exception as error:
             failure = error if isinstance(error, Failure) else bug_failure(error, "(resume)")
-            self._on_refused("resume", "", failure)
+            self._on_refused(RESUME, "", failure)
             context.fail(failure, "")
             return
         call = resumed_call(presentation, generation, cursor, deadline)

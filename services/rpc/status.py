@@ -79,8 +79,8 @@ def _metadata(failure: Failure, request_id: str) -> dict[str, str]:
             break
         metadata[key] = value
     metadata["retryable"] = str(failure.traits.retryable).lower()
-    if failure.traits.hint is not None:
-        metadata["hint"] = failure.traits.hint
+    if failure.hint is not None:
+        metadata["hint"] = failure.hint
     if failure.param is not None:
         metadata["param"] = _cut(failure.param, PARAM_BYTES_MAX)
     if request_id:

@@ -68,6 +68,33 @@ async def services_at(address: str) -> set[str]:
     return {service.name for service in answer.list_services_response.service}
 
 
+async def metrics_of(address: str) -> str:
+    async with aiohttp.ClientSession() as session, session.get(f"http://{address}/metrics") as response:
+        return await response.text()
+
+
+@pytest.mark.parametrize("method", ["Generate", "Resume"])
+def test_rpc_that_cannot_be_decoded_is_counted_as_the_same_is_over_http(tmp_path: Path, method: str) -> None:
+    """Bug: only refusals of the handler were outcomes."""
+
+    async def scenario() -> str:
+        async with (
+            running(tmp_path) as addresses,
+            grpc.aio.insecure_channel(addresses["grpc"], options=CHANNEL_OPTIONS) as channel,
+        ):
+            call: Any = channel.unary_stream(f"/unbroken.v1.Inference/{method}")
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(b"\xff").read()
+            return await metrics_of(addresses["http"])
+
+    counted = [line for line in run_async(scenario()).splitlines() if line.startswith("dynamo_frontend_requests_total")]
+
+    assert len(counted) == 1
+    assert f'endpoint="{method.lower()}"' in counted[0]
+    assert 'error_type="INVALID_ARGUMENT"' in counted[0]
+    assert counted[0].endswith(" 1.0")
+
+
 async def grpc_status(address: str) -> grpc.StatusCode:
     """The status of an admin call to `address`."""
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:

@@ -11,7 +11,7 @@ from grpc import StatusCode
 from services.core.bounded_executor import BoundedExecutor
 from services.core.errors import Failure, Reason
 from services.http.decompress import NotOneMember, inflated
-from services.http.grpc.metadata import RpcError, failed
+from services.http.grpc.metadata import RpcError, failed, misused
 from services.rpc.status import MESSAGE_BYTES_MAX
 
 INLINE_BYTES_MAX = 64 * 1024
@@ -55,7 +55,7 @@ class MessageReader:
             return 0
         flag, size = _PREFIX.unpack_from(self._data)
         if flag > 1:
-            raise RpcError(StatusCode.INTERNAL, f"a message with the flag {flag}")
+            raise misused(StatusCode.INTERNAL, f"a message with the flag {flag}")
         if size > MESSAGE_BYTES_MAX:
             raise too_large()
         end: int = _PREFIX.size + size
@@ -97,7 +97,7 @@ class Compression:
     async def decompressed(self, message: bytes, encoding: str) -> bytes:
         """The message. `encoding`: as the request says. Raises RpcError, and Failure(OVERLOADED)."""
         if encoding != GZIP:
-            raise RpcError(StatusCode.INTERNAL, "a compressed message without a grpc-encoding that says how")
+            raise misused(StatusCode.INTERNAL, "a compressed message without a grpc-encoding that says how")
         if len(message) <= INLINE_BYTES_MAX and (small := _inflated(message, INLINE_BYTES_MAX)) is not None:
             return small
         large = await self._executor.run(_inflated, message, MESSAGE_BYTES_MAX, size=len(message))
@@ -117,9 +117,9 @@ def _inflated(message: bytes, bytes_max: int) -> bytes | None:
     try:
         return inflated(message, _GZIP_BITS, bytes_max)
     except zlib.error as error:
-        raise RpcError(StatusCode.INTERNAL, f"the message is not in gzip as its flag says: {error}") from None
+        raise misused(StatusCode.INTERNAL, f"the message is not in gzip as its flag says: {error}") from None
     except NotOneMember:
-        raise RpcError(StatusCode.INTERNAL, "the message is not one whole member of gzip") from None
+        raise misused(StatusCode.INTERNAL, "the message is not one whole member of gzip") from None
 
 
 def compressed(message: bytes) -> bytes:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from grpc import StatusCode
 from grpc_status import rpc_status
 
-from services.core.errors import Failure
+from services.core.errors import Failure, Reason, invalid
 from services.http.h2.wire.fields import encode_fields, encode_status
 from services.rpc.status import status_of
 
@@ -23,19 +23,31 @@ _UNQUOTED = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
 class RpcError(Exception):
-    """An rpc that ends with a status other than OK. `trailing`: the metadata with it."""
+    """An rpc that ends with a status other than OK.
 
-    def __init__(self, code: StatusCode, message: str, trailing: Metadata = ()) -> None:
+    `trailing`: the metadata with it. `failure`: what it says; None: the status is of a handler's own choice.
+    """
+
+    def __init__(self, code: StatusCode, message: str, trailing: Metadata = (), failure: Failure | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.trailing = trailing
+        self.failure = failure
 
 
-def failed(failure: Failure, request_id: str = "") -> RpcError:
-    """The status of a failure, with its ErrorInfo."""
-    status = rpc_status.to_status(status_of(failure, request_id=request_id))
-    return RpcError(status.code, status.details, tuple(status.trailing_metadata))
+def failed(failure: Failure, request_id: str = "", code: StatusCode | None = None) -> RpcError:
+    """The status of a failure, with its ErrorInfo. `code`: replaces the one of its reason."""
+    message = status_of(failure, request_id=request_id)
+    if code is not None:
+        message.code = code.value[0]
+    status = rpc_status.to_status(message)
+    return RpcError(status.code, status.details, tuple(status.trailing_metadata), failure)
+
+
+def misused(code: StatusCode, detail: str, hint: str | None = None) -> RpcError:
+    """The status of an rpc that gRPC does not allow. `code`: what gRPC prescribes for it."""
+    return failed(Failure(Reason.INVALID_ARGUMENT, detail, hint=hint), code=code)
 
 
 def timeout_s_in(headers: Mapping[str, str]) -> float | None:
@@ -44,9 +56,7 @@ def timeout_s_in(headers: Mapping[str, str]) -> float | None:
     if given is None:
         return None
     if (found := _TIMEOUT.fullmatch(given)) is None:
-        raise RpcError(
-            StatusCode.INVALID_ARGUMENT, "grpc-timeout must be up to eight digits and one of H, M, S, m, u, n"
-        )
+        raise failed(invalid("grpc-timeout", "grpc-timeout must be up to eight digits and one of H, M, S, m, u, n"))
     return int(found[1]) * _UNITS_S[found[2]]
 
 
@@ -67,7 +77,7 @@ def _decoded(name: str, value: str) -> bytes:
     try:
         return base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
     except ValueError:  # That of characters beyond ASCII is no binascii.Error.
-        raise RpcError(StatusCode.INVALID_ARGUMENT, f"the metadata {name[:50]} is not in base64") from None
+        raise failed(invalid(name, f"the metadata {name[:50]} is not in base64")) from None
 
 
 def text_fields(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[str, str]]:

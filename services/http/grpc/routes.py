@@ -1,14 +1,16 @@
 """The rpcs of a server. Generated code registers its services here as it does with grpc.aio's server."""
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
 
 from services.core.client_flow import ClientBounds
-from services.core.errors import Failure
+from services.core.errors import QUOTED_CHARACTERS_MAX, Failure
+from services.http.errors import no_room
 from services.http.grpc.messages import Compression
-from services.http.grpc.metadata import Metadata, RpcError, failed, head_block, metadata_in, trailers_block
+from services.http.grpc.metadata import Metadata, RpcError, failed, head_block, metadata_in, misused, trailers_block
 from services.http.grpc.rpc import Method
 from services.http.grpc.stream_rpc import RejectedRpc, StreamRpc
 from services.http.h2.request import Host
@@ -24,13 +26,20 @@ Servicer = TypeVar("Servicer")
 class GrpcRoutes:
     """The rpcs of a server. `methods`: by path."""
 
-    def __init__(self, bounds: ClientBounds = DEFAULT_BOUNDS) -> None:
-        """`bounds`: how slowly a client may read the end of an answer."""
+    def __init__(
+        self, bounds: ClientBounds = DEFAULT_BOUNDS, on_refused: Callable[[str, Failure], None] = lambda *_: None
+    ) -> None:
+        """`bounds`: how slowly a client may read the end of an answer.
+
+        `on_refused`: called with the path and the failure of an rpc that fails before its handler is called.
+        """
         self.bounds = bounds
+        self.on_refused = on_refused
         self.compression = Compression()
         self.methods: dict[str, Method] = {}
         self._services: set[str] = set()
         self._guards: dict[str, Guard] = {}
+        self._rng = random.Random()
 
     def add(self, add_to_server: Callable[[Servicer, Any], None], servicer: Servicer) -> None:
         """Serve a service. `add_to_server`: the generated function that registers it."""
@@ -68,8 +77,8 @@ class GrpcRoutes:
 
     def no_room(self) -> bytes:
         """The block of header fields that answers an rpc for whose connection there is no room."""
-        why = "the server has no room for another connection: try again, or another server"
-        return head_block(()) + trailers_block(grpc.StatusCode.UNAVAILABLE, why)
+        error = failed(no_room(self._rng), code=grpc.StatusCode.UNAVAILABLE)
+        return head_block(()) + trailers_block(error.code, error.message, error.trailing)
 
     def open(self, host: Host, stream: Stream, head: RequestHead) -> Receiver:
         """An rpc has begun to arrive. Returns what takes its content."""
@@ -84,8 +93,20 @@ class GrpcRoutes:
             self.check(head.path, metadata_in(head.headers))
         except RpcError as error:
             return error
-        what = "method" if _service_of(head.path) in self._services else "service"
-        return RpcError(grpc.StatusCode.UNIMPLEMENTED, f"this server has no {what} {head.path[:200]}")
+        if head.path in self.methods:
+            return misused(grpc.StatusCode.UNIMPLEMENTED, f"an rpc is sent with POST, not {head.method[:20]}")
+        service = _service_of(head.path)
+        what, hint = ("method", self._methods_of(service)) if service in self._services else ("service", self.listed())
+        detail = f"this server has no {what} {head.path[:QUOTED_CHARACTERS_MAX]}"
+        return misused(grpc.StatusCode.UNIMPLEMENTED, detail, hint)
+
+    def listed(self) -> str:
+        """Names the services, for people."""
+        return f"The gRPC services are {', '.join(sorted(self._services))}."
+
+    def _methods_of(self, service: str) -> str:
+        names = [path.rpartition("/")[2] for path in self.methods if _service_of(path) == service]
+        return f"{service} has {', '.join(sorted(names))}."
 
 
 def _service_of(path: str) -> str:

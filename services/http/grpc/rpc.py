@@ -26,7 +26,7 @@ from services.http.grpc.messages import (
     compressed,
     wants_gzip,
 )
-from services.http.grpc.metadata import Metadata, RpcError, failed, metadata_in, timeout_s_in
+from services.http.grpc.metadata import Metadata, RpcError, failed, metadata_in, misused, timeout_s_in
 from services.runtime.loop import clock
 
 _READ = MessageReader()
@@ -62,6 +62,10 @@ class Rpcs(Protocol):
         """Raises RpcError if the client may not call the method."""
         ...
 
+    def on_refused(self, path: str, failure: Failure) -> None:
+        """An rpc has failed before its handler was called."""
+        ...
+
 
 class Asked:
     """What a client asks for.
@@ -95,24 +99,24 @@ class Asked:
         self.metadata = metadata_in(headers)
         self.rpcs.check(self.path, self.metadata)
         if self.encoding not in (IDENTITY, GZIP):
-            raise RpcError(StatusCode.UNIMPLEMENTED, f"grpc-encoding {self.encoding[:50]} is not supported: use gzip")
+            raise misused(StatusCode.UNIMPLEMENTED, f"grpc-encoding {self.encoding[:50]} is not supported: use gzip")
 
     def feed(self, data: bytes) -> None:
         """Content of the request has come. Raises RpcError if a message is too large, or one too many."""
         self.reader.feed(data)
         if not self.method.is_request_streamed and self.reader.has_more_than_one:
-            raise RpcError(StatusCode.INTERNAL, "several messages where one is expected")
+            raise misused(StatusCode.INTERNAL, "several messages where one is expected")
 
     def check_end(self) -> None:
         """The request is complete. Raises RpcError if it lacks its only message."""
         if not self.method.is_request_streamed and not self.reader.has_next:
             self.check_rest()
-            raise RpcError(StatusCode.INTERNAL, "no message where one is expected")
+            raise misused(StatusCode.INTERNAL, "no message where one is expected")
 
     def check_rest(self) -> None:
         """All messages were read. Raises RpcError if something is left."""
         if self.reader.size:
-            raise RpcError(StatusCode.INTERNAL, "the request ends within a message")
+            raise misused(StatusCode.INTERNAL, "the request ends within a message")
 
 
 class Outlet(Protocol):
@@ -232,16 +236,20 @@ class Rpc(ABC):
                 raise self.asked.fault
             await (self._serve(context) if self.asked.deadline is None else self._within_deadline(context))
         except RpcError as error:
+            self._note_refused(context, error.failure)
             context.status, context.message = error.code, error.message
             context.trailing = (*context.trailing, *error.trailing)
             # Break the cycle: it need not wait for the garbage collector.
             self.asked.fault = error.__traceback__ = None
         except Failure as failure:
+            self._note_refused(context, failure)
             context.fail(failure)
             failure.clear_tracebacks()
         except Exception as error:
             # Generated code sets the status and raises for a method that its service lacks.
-            if not isinstance(error, NotImplementedError) or context.status is not StatusCode.UNIMPLEMENTED:
+            if isinstance(error, NotImplementedError) and context.status is StatusCode.UNIMPLEMENTED:
+                context.trailing = misused(context.status, context.message).trailing
+            else:
                 context.fail(bug_failure(error, f"(any) of {self.asked.path}"))
         self.end(context.status, context.message, context.trailing, now=context.drops_unsent)
 
@@ -253,12 +261,18 @@ class Rpc(ABC):
         except TimeoutError:
             if not scope.expired():
                 raise
-            raise RpcError(StatusCode.DEADLINE_EXCEEDED, "the deadline of the rpc has passed") from None
+            raise failed(Failure(Reason.DEADLINE_EXCEEDED, "the deadline of the rpc has passed")) from None
+
+    def _note_refused(self, context: "RpcContext", failure: Failure | None) -> None:
+        if not context.has_begun and failure is not None:
+            self.asked.rpcs.on_refused(self.asked.path, failure)
 
     async def _serve(self, context: "RpcContext") -> None:
         method = self.asked.method
-        # Nothing here holds the request: an answer may take minutes.
-        running = method.behaviour(self._requests() if method.is_request_streamed else await self._only(), context)
+        request = self._requests() if method.is_request_streamed else await self._only()
+        context.has_begun = True
+        running = method.behaviour(request, context)
+        del request  # An answer may take minutes.
         if isinstance(running, AsyncGenerator):
             async with aclosing(running) as messages:
                 async for message in messages:
@@ -273,17 +287,17 @@ class RpcContext:
     """What a handler sees of its rpc: see `Context`.
 
     `status`, `message`, `trailing`: how the rpc ends if the handler returns. `drops_unsent`: without what waits for a
-    client that does not read.
+    client that does not read. `has_begun`: the handler was called.
     """
 
-    __slots__ = ("_rpc", "drops_unsent", "message", "status", "trailing")
+    __slots__ = ("_rpc", "drops_unsent", "has_begun", "message", "status", "trailing")
 
     def __init__(self, rpc: Rpc) -> None:
         self._rpc = rpc
         self.status = StatusCode.OK
         self.message = ""
         self.trailing: Metadata = ()
-        self.drops_unsent = False
+        self.drops_unsent = self.has_begun = False
 
     async def read(self) -> Any:
         """The next request of a stream of requests; None after the last."""

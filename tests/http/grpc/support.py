@@ -1,5 +1,6 @@
 """A server of gRPC's test service, and raw clients of it."""
 
+import base64
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -7,8 +8,10 @@ from typing import Any
 from urllib.parse import unquote
 
 import grpc
+from google.rpc import error_details_pb2, status_pb2
 
 from services.core.client_flow import ClientBounds
+from services.core.errors import Failure
 from services.http.app import HttpApp
 from services.http.grpc.routes import GrpcRoutes, Guard
 from services.http.grpc.web.routes import WebRoutes
@@ -47,9 +50,10 @@ async def serving_rpcs(
     bounds: ClientBounds | None = None,
     guard: Guard | None = None,
     is_draining: Callable[[], bool] = lambda: False,
+    on_refused: Callable[[str, Failure], None] = lambda *_: None,
 ) -> AsyncIterator[Serving]:
     """`guard`: of the service."""
-    config, routes = config or HttpConfig(), GrpcRoutes(bounds or ClientBounds())
+    config, routes = config or HttpConfig(), GrpcRoutes(bounds or ClientBounds(), on_refused)
     service = TestService()
     service.register(routes)
     if guard is not None:
@@ -102,6 +106,16 @@ class Stub:
 def message(content: bytes, *, flag: int = 0) -> bytes:
     """A message with its prefix."""
     return bytes((flag,)) + len(content).to_bytes(4, "big") + content
+
+
+def error_in(fields: Mapping[str, str]) -> error_details_pb2.ErrorInfo:
+    """The ErrorInfo of a status, which must agree with the status."""
+    encoded = fields["grpc-status-details-bin"]
+    status = status_pb2.Status.FromString(base64.b64decode(encoded + "=" * (-len(encoded) % 4)))
+    assert (str(status.code), status.message) == (fields["grpc-status"], message_in(fields))
+    info = error_details_pb2.ErrorInfo()
+    assert status.details[0].Unpack(info)
+    return info
 
 
 def message_in(trailers: Mapping[str, str]) -> str:

@@ -15,6 +15,7 @@ from services.frontend.routing.thresholds import BusyThresholds, Thresholds
 log = structlog.get_logger()
 
 SCHEME = "bearer"
+NOT_FOR_PAGES = "Call from a program that is no page: browsers add the header `origin`, and no token allows that."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class Admin:
         """
         if origin is not None:
             detail = f"admin calls are not for pages in a browser, and this one comes from {quoted(origin)}"
-            raise Failure(Reason.UNAUTHENTICATED, detail)
+            raise Failure(Reason.UNAUTHENTICATED, detail, hint=NOT_FOR_PAGES)
         if self._token is None:
             return
         scheme, _, token = (authorization or "").partition(" ")

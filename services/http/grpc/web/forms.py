@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from grpc import StatusCode
 
 from services.http.grpc.messages import prefixed
-from services.http.grpc.metadata import Metadata, RpcError, status_fields
+from services.http.grpc.metadata import Metadata, misused, status_fields
 
 PADDED_PIECES_MAX = 1024
 """Pieces of a request in base64 that each end with padding. A client needs one for each message."""
@@ -61,12 +61,12 @@ def _decoded(text: bytes) -> bytes:
     while start < len(text):
         if len(pieces) == PADDED_PIECES_MAX:
             why = f"the request has more than {PADDED_PIECES_MAX} pieces of base64: send fewer and larger ones"
-            raise RpcError(StatusCode.RESOURCE_EXHAUSTED, why)
+            raise misused(StatusCode.RESOURCE_EXHAUSTED, why)
         end = _end_of_piece(text, start)
         try:
             pieces.append(binascii.a2b_base64(text[start:end], strict_mode=True))
         except binascii.Error as error:
-            raise RpcError(StatusCode.INTERNAL, f"the request is not in base64 as its type says: {error}") from None
+            raise misused(StatusCode.INTERNAL, f"the request is not in base64 as its type says: {error}") from None
         start = end
     return b"".join(pieces)
 

@@ -31,6 +31,7 @@ class WebRoutes:
             routes.post(path, partial(self._serve, method), is_listed=False)
             if self._rpcs.is_guarded(path):
                 routes.guard(path, _leave_to_the_rpc)
+        routes.note(self._rpcs.listed())
 
     async def _serve(self, method: Method, request: HttpRequest, exchange: Exchange) -> Response | None:
         if (forms := forms_of(request.headers)) is None:

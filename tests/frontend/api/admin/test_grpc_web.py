@@ -1,14 +1,12 @@
 """The service Admin over gRPC-Web is for tools that have the token, and for no page in a browser."""
 
-import base64
 from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2, status_pb2
 
 from services.core.client_flow import ClientBounds
-from services.frontend.api.admin.admin import Admin, AdminConfig
+from services.frontend.api.admin.admin import NOT_FOR_PAGES, Admin, AdminConfig
 from services.frontend.api.admin.grpc_service import SERVICE, AdminService, admin_guard
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.http.app import HttpApp
@@ -18,7 +16,7 @@ from services.http.server.config import HttpConfig
 from services.http.server.listener import Listen, http_server
 from services.stubs import admin_pb2_grpc
 from tests.frontend.support import alone
-from tests.http.grpc.support import message
+from tests.http.grpc.support import error_in, message
 from tests.http.grpc.web.support import BINARY, ask
 from tests.http.support import run
 from tests.support.doubles import models_of
@@ -61,15 +59,8 @@ def test_calls_need_the_token_and_come_from_no_page(headers: dict[str, str], cod
         assert "access-control-allow-origin" not in answer.headers
         assert answer.trailers is not None
         if code is not grpc.StatusCode.OK:
-            assert reason_in(answer.trailers) == "UNAUTHENTICATED"
+            info = error_in(answer.trailers)
+            assert info.reason == "UNAUTHENTICATED"
+            assert (info.metadata["hint"] == NOT_FOR_PAGES) == ("origin" in headers)
 
     run(test)
-
-
-def reason_in(trailers: dict[str, str]) -> str:
-    """The reason in the details of a status."""
-    details = trailers["grpc-status-details-bin"]
-    status = status_pb2.Status.FromString(base64.b64decode(details + "=" * (-len(details) % 4)))
-    info = error_details_pb2.ErrorInfo()
-    assert status.details[0].Unpack(info)
-    return str(info.reason)

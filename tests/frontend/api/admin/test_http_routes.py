@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.core.errors import QUOTED_CHARACTERS_MAX
-from services.frontend.api.admin.admin import Admin, AdminConfig
+from services.frontend.api.admin.admin import NOT_FOR_PAGES, Admin, AdminConfig
 from services.frontend.api.admin.http_routes import BODY_BYTES_MAX, PATH
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds, Thresholds
 from services.http.server.config import HttpConfig
@@ -173,6 +173,7 @@ def test_pages_in_a_browser_are_refused_with_and_without_the_token(method: str, 
 
         assert response.status == 401
         assert "pages in a browser" in error_of(said)["message"]
+        assert error_of(said)["hint"] == NOT_FOR_PAGES, "another token would not help"
         assert token is not None or json.loads(listed)["thresholds"] == [thresholds_of(0.5, 100)]
 
     run(test)
