@@ -219,9 +219,9 @@ class Migration:
         if not policy.may_migrate(failure, progress):
             raise history.final_failure(failure) from failure
         history.count(failure, is_timed=self._call.replacement_deadline is not None)
-        self._update_group(failure)
         was_queued = self._current.leaves_at is not None  # Accepted before its worker announced that it leaves.
         was_accepted = self._record.count > 0 or was_queued or self._call.replacement_deadline is not None
+        self._update_group(failure, may_wait=was_accepted)
         placement = next_placement(failure, was_accepted=was_accepted)
         self._call = placement.apply(self._call, self._current.worker, clock() + self._context.replacement_wait_s)
         if is_move(failure, self._record.count):
@@ -236,10 +236,10 @@ class Migration:
         if self._current.leaves_at is not None:
             self._prepare_second(self._current)
 
-    def _update_group(self, failure: Failure) -> None:
-        """A refusal concerns all choices of a group, which go on together; a loss is this choice's alone."""
+    def _update_group(self, failure: Failure, *, may_wait: bool) -> None:
+        """A refusal concerns all choices of a group, which go on together; a loss or a wait is this choice's alone."""
         worker, choice_group = self._current.worker, self._call.choice_group
-        if failure.reason is not Reason.WORKER_AT_CAPACITY:
+        if failure.reason is not Reason.WORKER_AT_CAPACITY or may_wait:
             self.leave_group()
         elif choice_group is not None and worker is not None:
             choice_group.renew(worker)

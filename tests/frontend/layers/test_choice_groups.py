@@ -31,31 +31,32 @@ from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.rpc.codec import seconds_to_wire
 from services.stubs import worker_pb2
 from tests.frontend.support import BareWorker, BareWorkers
+from tests.support.clock import WAIT_S
 from tests.support.doubles import Collected, call_layer, make_request, models_of, run_async
 
 COUNT = 3
 Play = Callable[[BareWorker, BareWorker], Coroutine[Any, Any, None]]
 
 
-def layers_over(workers: BareWorkers) -> Layer:
+def layers_over(workers: BareWorkers, replacement_wait_s: float = 0.01) -> Layer:
     balancer = Balancer(BusyThresholds(AdmissionConfig()), random.Random(0))
     pool: Any = workers
     return stack(
         Choices,
         lambda inner: Detokenize(inner, models_of()),
-        lambda inner: Migrate(inner, MigrateConfig(replacement_wait_s=0.01), build_metrics()),
+        lambda inner: Migrate(inner, MigrateConfig(replacement_wait_s=replacement_wait_s), build_metrics()),
         lambda inner: Route(inner, pool, balancer),
         innermost=Transport(),
     )
 
 
-def ask(play: Play) -> Collected | Failure:
+def ask(play: Play, replacement_wait_s: float = 0.01, **call: Any) -> Collected | Failure:
     """Run a request over two workers, and check that no place is left. `play`: gets the first worker asked first."""
 
     async def scenario() -> Collected | Failure:
         workers = [BareWorker("a"), BareWorker("b")]
         async with asyncio.TaskGroup() as group:
-            asking = group.create_task(outcome(layers_over(BareWorkers(*workers)), COUNT))
+            asking = group.create_task(outcome(layers_over(BareWorkers(*workers), replacement_wait_s), COUNT, **call))
             await play(*await in_order_of_asking(workers))
         assert [one.candidate.in_flight_count for one in workers] == [0, 0]
         assert [len(one.session._streams._reserved) for one in workers] == [0, 0]
@@ -71,9 +72,9 @@ async def in_order_of_asking(workers: list[BareWorker]) -> tuple[BareWorker, Bar
     return workers[0], workers[-1]
 
 
-async def outcome(layer: Layer, n: int) -> Collected | Failure:
+async def outcome(layer: Layer, n: int, **call: Any) -> Collected | Failure:
     try:
-        return await call_layer(layer, make_request(n=n))
+        return await call_layer(layer, make_request(n=n), **call)
     except Failure as failure:
         return failure
 
@@ -142,6 +143,24 @@ def test_a_choice_whose_refusal_comes_late_claims_the_place_reserved_for_it_else
         b.finish(1, 2, 3)
 
     assert answered(ask(play)) == [[7], [8], [9]]
+
+
+def test_choices_that_may_wait_for_room_go_on_alone() -> None:
+    """A bug: they waited for room for all of them, of which no worker told them; only the first could have it."""
+
+    async def play(a: BareWorker, b: BareWorker) -> None:
+        await submitted(a)
+        b.open()
+        await b.sent()
+        a.hear(goaway=worker_pb2.GoAway(grace=seconds_to_wire(5)))  # They may not move, and stay in its queue.
+        a.refuse(1, 2, 3)
+        assert await submitted(b) == [(2, 1, 0), (3, 1, 1)]
+        b.finish(1)
+        assert await submitted(b) == [(4, 1, 2)]
+        b.begin(2, 3, 4)
+        b.finish(2, 3, 4)
+
+    assert answered(ask(play, WAIT_S, migration_limit=0)) == [[], [], []]
 
 
 def test_choices_that_every_worker_refuses_leave_no_place_behind() -> None:
