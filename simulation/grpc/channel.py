@@ -1,6 +1,12 @@
-"""Stands for `grpc.aio.insecure_channel`, with which the processes of the plane call each other."""
+"""Stands for `grpc.aio.insecure_channel`, with which the processes of the plane call each other.
+
+`tests/simulation/test_grpc_contract.py` holds both to the same behaviour. Not simulated: reconnects and keepalive of a
+channel, since each call here has a connection of its own.
+"""
 
 import asyncio
+import base64
+from collections.abc import Generator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,8 +26,8 @@ class Channel:
         self._calls: list[Call] = []
 
     def _method(self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        def call(request: Any = None, **_: Any) -> Call:
-            made = Call(self._address, path, request_serializer, response_deserializer, request)
+        def call(request: Any = None, *, timeout: float | None = None, **_: Any) -> Call:
+            made = Call(self._address, path, request_serializer, response_deserializer, request, timeout)
             self._calls.append(made)
             return made
 
@@ -38,14 +44,19 @@ class Channel:
 
 
 class Call:
-    """A call with one request, or with a stream of them."""
+    """A call with one request, or with a stream of them. A call with one response can be awaited."""
 
-    def __init__(self, address: str, path: str, encode: Any, decode: Any, request: Any) -> None:
+    def __init__(
+        self, address: str, path: str, encode: Any, decode: Any, request: Any, timeout_s: float | None
+    ) -> None:
         """`request`: None for a stream."""
         self._encode = encode
         self._decode = decode
         self._rpc = ClientRpc()
-        self._opening = asyncio.get_running_loop().create_task(self._open(address, path, request))
+        loop = asyncio.get_running_loop()
+        self._timer = None if timeout_s is None else loop.call_later(timeout_s, self._expire)
+        self._has_expired = False
+        self._opening = loop.create_task(self._open(address, path, request))
 
     async def _open(self, address: str, path: str, request: Any) -> None:
         try:
@@ -56,9 +67,16 @@ class Call:
         if request is not None:
             self._rpc.send(self._encode(request), is_last=True)
 
+    def _expire(self) -> None:
+        self._has_expired = True
+        self._rpc.abort()
+
     async def _opened(self) -> None:
         await asyncio.wait([self._opening])
         self._opening.result()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.read().__await__()
 
     async def write(self, message: Any) -> None:
         """Raises InvalidStateError if the rpc is over, and AioRpcError if it has not begun."""
@@ -68,24 +86,40 @@ class Call:
         self._rpc.send(self._encode(message), is_last=False)
 
     async def read(self) -> Any:
-        """The next response, or EOF. Raises AioRpcError."""
-        await self._opened()
-        message = await self._rpc.next()
+        """The next response, or EOF. Raises AioRpcError. To cancel it cancels the call."""
+        try:
+            await self._opened()
+            message = await self._rpc.next()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
         self._rpc.take()
         if message is not None:
             return self._decode(message)
+        self._stop_timer()
+        if self._has_expired:
+            raise _failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
         if self._rpc.trailers is None:
             raise _failure(grpc.StatusCode.UNAVAILABLE, self._rpc.lost)
         code = _CODES[int(self._rpc.trailers["grpc-status"])]
         if code is not grpc.StatusCode.OK:
-            raise _failure(code, unquote(self._rpc.trailers.get("grpc-message", "")))
+            raise _failure(code, unquote(self._rpc.trailers.get("grpc-message", "")), self._rpc.trailers)
         return grpc.aio.EOF
 
     def cancel(self) -> None:
         """Hang up."""
+        self._stop_timer()
         self._opening.cancel()
         self._rpc.abort()
 
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
-def _failure(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+
+def _failure(code: grpc.StatusCode, details: str, trailers: Mapping[str, str] | None = None) -> grpc.aio.AioRpcError:
+    metadata = grpc.aio.Metadata()
+    for name, value in (trailers or {}).items():
+        is_binary = name.endswith("-bin")
+        metadata.add(name, base64.b64decode(value + "=" * (-len(value) % 4)) if is_binary else value)
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details)

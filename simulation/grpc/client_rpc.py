@@ -80,6 +80,7 @@ class ClientRpc(asyncio.Protocol):
         while (message := self._messages.next()) is None:
             if self.is_over:
                 return None
+            self.take()  # A message may be larger than the window.
             await self._wait()
         return message[1]
 

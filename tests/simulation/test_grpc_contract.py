@@ -16,6 +16,8 @@ from services.rpc.context import Context
 from services.rpc.status import CHANNEL_OPTIONS
 from services.runtime.loop import run_on_loop
 from services.stubs.registry_pb2 import (
+    DrainRequest,
+    DrainResponse,
     Instance,
     ListRequest,
     ListResponse,
@@ -44,6 +46,9 @@ class Server(RegistryServicer):
 
     async def List(self, _request: ListRequest, _context: object) -> ListResponse:  # noqa: N802
         return ListResponse(revision=7)
+
+    async def Drain(self, _request: DrainRequest, _context: object) -> DrainResponse:  # noqa: N802
+        raise AssertionError("no test calls it")
 
     async def Watch(self, request: WatchRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """`epoch`: what becomes of it after `revision` messages."""
