@@ -10,7 +10,8 @@ from selectors import EVENT_READ, DefaultSelector
 from typing import Any, NoReturn
 
 from simulation.run import Report, run_plan
-from simulation.scenario.plan import Plan, draw_plan
+from simulation.scenario.drawing import draw_plan
+from simulation.scenario.plan import Plan
 
 _SIZE = struct.Struct(">I")
 

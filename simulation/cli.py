@@ -12,7 +12,7 @@ from collections import Counter
 import click
 
 from simulation.planted import PLANTS, plant
-from simulation.scenario.plan import draw_plan
+from simulation.scenario.drawing import draw_plan
 
 SHOWN_CHARACTERS = 240
 SITUATIONS_FROM_SEEDS = 5_000

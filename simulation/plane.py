@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+from collections.abc import Collection
 from typing import Any
 
 import structlog
@@ -24,14 +25,19 @@ FAULTY = frozenset({"worker broke the protocol", "bug in a session"})
 """What is logged only if something is wrong. So are all errors."""
 
 
-def install(world: World) -> None:
-    """Let the product's code run in this world."""
+def worker_port(name: str) -> int:
+    """The port for gRPC of a worker."""
+    return WORKER_PORT + 2 * int(name.partition("-")[2])
+
+
+def install(world: World, excused: Collection[str] = ()) -> None:
+    """Let the product's code run in this world. `excused`: what it may log although only faults make it do so."""
     assert is_installed(), "the product would run on the real clock"
     world.network.transport_type = Transport
     _replace("services.runtime.listen", socket=SocketModule(world))
     _replace("services.http.h1.exchange", fcntl=FcntlModule(world))
     _replace("grpc.aio", insecure_channel=Channel)
-    structlog.get_config()["processors"][:] = [lambda _logger, level, event: _say(world, level, event)]
+    structlog.get_config()["processors"][:] = [lambda _logger, level, event: _say(world, level, event, excused)]
 
 
 def _replace(module: str, **replacements: Any) -> None:
@@ -42,9 +48,10 @@ def _replace(module: str, **replacements: Any) -> None:
         setattr(found, name, replacement)
 
 
-def _say(world: World, level: str, event: Any) -> Any:
+def _say(world: World, level: str, event: Any, excused: Collection[str]) -> Any:
     """Logs are lines of the trace."""
-    if level in {"error", "critical", "exception"} or event["event"] in FAULTY:
+    is_faulty = level in {"error", "critical", "exception"} or event["event"] in FAULTY
+    if is_faulty and event["event"] not in excused:
         world.problems.append(f"logged: {event}"[:2000])
     if level != "debug":
         name = "world" if world.current is None else world.current.name

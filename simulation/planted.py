@@ -43,19 +43,13 @@ PLANTS = (
         "former, self.owner, self.epoch = self.owner, owner, epoch",
     ),
     Plant(
-        "a frontend lets go of an answer that another has taken",
-        "services.worker.generations.store",
-        "if generation.owner is not owner:\n            return",
-        "",
-    ),
-    Plant(
         "a stream that is closed is not cancelled at its worker",
         "services.frontend.session.stream_table",
         "if self._remove(stream, frees_room=True):\n            self._writer.cancel(stream.id)",
         "self._remove(stream, frees_room=True)",
     ),
     Plant(
-        "a choice that is reserved and never comes keeps its stream",
+        "a stream that is reserved for a choice that never comes is not closed",
         "services.frontend.session.stream_table",
         "ended.exception()  # Or asyncio would report it as never retrieved.\n        self.close(stream)",
         "ended.exception()",
@@ -73,12 +67,6 @@ PLANTS = (
         "pass",
     ),
     Plant(
-        "tokens that were recorded before a move are not sent to the next worker",
-        "services.frontend.migration.migration",
-        "await self._run(attempt, self._request.after(self._record.token_ids), self._call)",
-        "await self._run(attempt, self._request.after(self._record.token_ids[:-1]), self._call)",
-    ),
-    Plant(
         "the first attempt is not cancelled when the second takes over",
         "services.frontend.migration.migration",
         "self._current.cancel()\n        self._make_current(attempt)",
@@ -91,28 +79,16 @@ PLANTS = (
         "if left > limits.places + 1 - len(self._waiting):",
     ),
     Plant(
-        "a waiting request that is cancelled keeps its place",
-        "services.worker.dispatcher",
-        "while self._waiting and self._has_free_slot():",
-        "while self._waiting and self._has_free_slot() and was_used:",
-    ),
-    Plant(
-        "merged messages lose the order of an end and what follows it",
-        "services.frontend.session.coalesce",
-        "if not self._ended.isdisjoint(message.step.stream_ids) or not self._steps.try_append(message.step):",
-        "if not self._steps.try_append(message.step):",
-    ),
-    Plant(
         "the log probabilities of merged steps are lost",
         "services.rpc.step",
-        "logprobs.setdefault(stream_ids[one.entry], []).extend(one.tokens)",
-        "logprobs[stream_ids[one.entry]] = list(one.tokens)",
+        "logprobs.setdefault(stream_id, []).extend(values)",
+        "logprobs[stream_id] = list(values)",
     ),
     Plant(
         "a frame that comes in pieces loses its first one",
         "services.rpc.framing",
         "self._unread, self._unread_min = bytearray(data[start:]), size",
-        "self._unread, self._unread_min = bytearray(data[start:] if end - start < 4096 else b''), size",
+        "self._unread, self._unread_min = bytearray(), size",
     ),
     Plant(
         "a message overtakes those that wait for the client",
@@ -149,6 +125,72 @@ PLANTS = (
         "services.core.gate",
         "if self.is_draining:\n            raise Failure(",
         "if self.is_draining:\n            self._inside[call.request_id] = call.ending\n            raise Failure(",
+    ),
+    Plant(
+        "the engine goes on with a request that has left",
+        "services.worker.execute",
+        "if active.was_submitted:\n                self._engine.cancel(key)",
+        "if active.was_submitted and active.has_tokens:\n                self._engine.cancel(key)",
+    ),
+    Plant(
+        "the end of an adopted stream is sent before its adoption",
+        "services.frontend.session.writer",
+        "if self._has_adopts:\n            self._begin_message()\n        self._send_soon()",
+        "self._send_soon()",
+    ),
+    Plant(
+        "an answer that has ended for its owner ends again when it is taken",
+        "services.worker.generations.owned",
+        "if not self._has_ended:\n                self._outbox.add_failure(self.id, outcome)",
+        "self._outbox.add_failure(self.id, outcome)",
+    ),
+    Plant(
+        "a worker is taken for the one that had its address before",
+        "services.frontend.session.session",
+        "if (other := message.welcome.instance_id) != self.record.instance_id:",
+        "if not (other := message.welcome.instance_id):",
+    ),
+    Plant(
+        "a worker that was idle is taken for silent at once",
+        "services.frontend.session.session",
+        "if was_idle and self._streams:",
+        "if was_idle and not self._streams:",
+    ),
+    Plant(
+        "a frontend that stood still takes its workers for silent",
+        "services.frontend.session.pool",
+        "if is_late:\n                    session.forgive(now)",
+        "",
+    ),
+    Plant(
+        "a worker closes its sessions before its frontends have hung up",
+        "services.worker.service",
+        "if not await wait_event(self._has_no_session, timeout_s):",
+        "if not await wait_event(self._has_no_session, 0):",
+    ),
+    Plant(
+        "a stream that a frontend lets go of counts on",
+        "services.frontend.session.stream_table",
+        "self._remove(stream, frees_room=False)  # Its request goes on.",
+        "self._open.pop(stream.id, None)",
+    ),
+    Plant(
+        "a waiter that finds no room does not wake those behind it",
+        "services.frontend.routing.wait_queue",
+        "if waiter.is_woken:\n                self.wake_next()",
+        "",
+    ),
+    Plant(
+        "a frontend says that an answer is unknown before it knows all workers",
+        "services.frontend.resume.finder",
+        "if not (is_complete and self._sessions.has_all):",
+        "if not is_complete:",
+    ),
+    Plant(
+        "a request that is cancelled while it ends counts as finished",
+        "services.core.common_layers",
+        "if ending.failure is not None:  # Even",
+        "if finish is None:  # Even",
     ),
 )
 

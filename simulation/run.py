@@ -8,9 +8,10 @@ from simulation.clients.grpc_client import GrpcClient
 from simulation.clients.http_client import HttpClient
 from simulation.plane import install
 from simulation.runtime.world import World
-from simulation.scenario.checker import check_answer
-from simulation.scenario.invariants import Invariants, left_over
-from simulation.scenario.nemesis import SETTLE_S, Nemesis
+from simulation.scenario.checker import Checker
+from simulation.scenario.history import History
+from simulation.scenario.invariants import Invariants, left_over, miscounted
+from simulation.scenario.nemesis import SETTLE_S, Nemesis, excused_by
 from simulation.scenario.plan import Plan
 from simulation.scenario.situations import SITUATIONS
 from simulation.scenario.watching import watch
@@ -37,15 +38,16 @@ def run_plan(plan: Plan) -> Report:
     world = World(str(plan.seed), turn_s_max=plan.turn_s_max)
     world.network.latency_default_s = plan.latency_s
     world.network.buffer_bytes = plan.buffer_bytes
-    install(world)
+    install(world, excused_by(plan))
     reached: set[str] = set()
     watch(SITUATIONS, reached.add)
-    invariants = Invariants(world, plan)
-    nemesis = Nemesis(world, plan, invariants)
+    history = History(plan)
+    invariants = Invariants(world, plan, history)
+    nemesis = Nemesis(world, plan, invariants, history)
     nemesis.start()
     chance = random.Random(f"{plan.seed}/clients")
     clients = [
-        (GrpcClient if request.is_grpc else HttpClient)(
+        (GrpcClient if request.wire == "grpc" else HttpClient)(
             world, request, plan.frontends, chance, invariants.on_client_left
         )
         for request in plan.requests
@@ -64,7 +66,9 @@ def run_plan(plan: Plan) -> Report:
         problems.append("some requests did not end")
     world.run(world.now + QUIET_S)
     problems += world.problems[len(problems) :]
+    checker = Checker(plan, history)
     for request, client in zip(plan.requests, clients, strict=True):
-        problems += check_answer(plan, request, client.answer)
-    problems += left_over(world.processes)
+        problems += checker.check(request, client.answer)
+    problems += left_over(world.processes, plan)
+    problems += miscounted(world.processes, [client.answer for client in clients], history)
     return Report(tuple(problems), tuple(world.trace), world.fingerprint, world.turns, frozenset(reached))

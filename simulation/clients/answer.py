@@ -15,13 +15,25 @@ class Choice:
 
 
 @dataclass
+class Visit:
+    """One request to one frontend. `ending`: "complete", the reason of a failure, or empty if it has neither."""
+
+    frontend: str
+    is_resume: bool
+    began_s: float
+    ended_s: float = 0.0
+    ending: str = ""
+    loss: str = ""
+
+
+@dataclass
 class Answer:
     """One answer over all its connections.
 
     `is_complete`: the end has come: `[DONE]`, `complete_final`, or a whole body. `failure`: the reason of an error.
-    `losses`: why connections ended without either. `faults`: what no answer may have. `resumes`: how often the client
-    came back. `has_left`: the client has given it up. `cursor`: how far it has come. `usage`: tokens of the prompt and
-    of the answer.
+    `losses`: why connections ended without either. `faults`: what no answer may have. `visits`: each time that the
+    client sent a request for it. `has_left`: the client has given it up. `cursor`: how far it has come. `usage`: tokens
+    of the prompt and of the answer.
     """
 
     choices: list[Choice]
@@ -31,7 +43,7 @@ class Answer:
     usage: tuple[int, int] | None = None
     losses: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    resumes: int = 0
+    visits: list[Visit] = field(default_factory=list)
     has_left: bool = False
     cursor: str = ""
 

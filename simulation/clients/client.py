@@ -5,17 +5,21 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from simulation.clients.answer import Answer, Choice
+from simulation.clients.answer import Answer, Choice, Visit
 from simulation.runtime.world import World
 from simulation.scenario.plan import RequestPlan
 
 PATIENCE_S = 60.0
 """A connection that brings nothing for so long has hung."""
 RETURNS_MAX = 40
-BACK_S = 0.25
-"""A client that has lost its connection waits up to this long before it comes back."""
+BACK_S_MAX = 0.5
+"""A client that was refused waits up to this long before it comes back."""
 SLOW_S = 0.05
 """A slow client reads a piece of its answer, and then nothing for so long."""
+DROPPED = "dropped"
+"""Why a connection has ended that the client has dropped."""
+HUNG = "hung"
+"""Why a connection has ended that brought nothing for `PATIENCE_S`."""
 TRANSIENT = frozenset({"NO_WORKERS", "TAKEN_OVER", "DRAINING", "STALLED", "CANNOT_CONNECT", "DISCONNECTED"})
 """With these reasons, a kept answer may still be there."""
 
@@ -38,27 +42,40 @@ class Client(ABC):
         self._drops = list(plan.drops)
         self._has_cancelled = self._goes_on = False
         self.id = f"{plan.number if plan.rival_of is None else plan.rival_of:032x}"
-        self.answer = Answer([Choice() for _ in range(plan.n)])
+        self.answer = Answer([Choice() for _ in range(plan.choice_count)])
 
     async def run(self) -> None:
         """Send the request at its time, and come back to an answer that is kept until it is over."""
         plan, answer = self._plan, self.answer
         await asyncio.sleep(plan.at_s)
         self._say("is sent")
-        await self._attempt(plan.frontend, resumes=plan.rival_of is not None)
+        await self._visit(plan.frontend, resumes=plan.rival_of is not None)
         if self._goes_on:
             self._say(f"goes on after {answer.token_count} tokens")
-            await self._attempt(self._chance.randrange(self._frontends), resumes=False)
+            await self._visit(self._any_frontend(), resumes=False)
         for _ in range(RETURNS_MAX):
             if not (plan.is_kept and plan.is_streamed) or self._is_settled:
                 break
-            await asyncio.sleep(BACK_S * self._chance.random())
+            was_refused = answer.failure is not None
+            await asyncio.sleep(self._chance.random() * BACK_S_MAX if was_refused else plan.away_s)
             answer.failure = None
-            answer.resumes += 1
-            frontend = self._chance.randrange(self._frontends)
+            frontend = self._any_frontend()
             self._say(f"comes back at frontend-{frontend} with {answer.cursor or 'nothing'}")
-            await self._attempt(frontend, resumes=True)
+            await self._visit(frontend, resumes=True)
         self._say(f"ends: complete={answer.is_complete} failure={answer.failure} losses={answer.losses}")
+
+    async def _visit(self, frontend: int, *, resumes: bool) -> None:
+        """Send one request, and note how that ends."""
+        answer, loss_count = self.answer, len(self.answer.losses)
+        visit = Visit(f"frontend-{frontend}", resumes, self._world.now)
+        answer.visits.append(visit)
+        await self._attempt(frontend, resumes=resumes)
+        visit.ended_s = self._world.now
+        visit.ending = answer.failure or ("complete" if answer.is_complete else "")
+        if len(answer.losses) > loss_count:
+            visit.loss = answer.losses[-1]
+        if visit.loss == HUNG:
+            answer.faults.append(f"nothing came from {visit.frontend} for {PATIENCE_S:g} s")
 
     @abstractmethod
     async def _attempt(self, frontend: int, *, resumes: bool) -> None:
@@ -67,6 +84,9 @@ class Client(ABC):
     @abstractmethod
     async def _cancel(self) -> None:
         """Cancel the request by its name."""
+
+    def _any_frontend(self) -> int:
+        return self._chance.randrange(self._frontends)
 
     @property
     def _is_settled(self) -> bool:
@@ -79,7 +99,7 @@ class Client(ABC):
             return False
         if self._drops and answer.token_count >= self._drops[0]:
             self._drops.pop(0)
-            answer.losses.append("dropped")
+            answer.losses.append(DROPPED)
             self._say(f"drops its connection after {answer.token_count} tokens")
             return True
         if plan.reader == "goes on" and answer.token_count >= plan.after and not self._goes_on:

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from simulation.clients.client import PATIENCE_S
+from simulation.clients.client import HUNG, PATIENCE_S
 from simulation.plane import FRONTEND_PORT
 
 
@@ -42,4 +42,4 @@ class Connection(asyncio.Protocol):
             async with asyncio.timeout(PATIENCE_S):
                 return await self._arrivals.get()
         except TimeoutError:
-            return "hung"
+            return HUNG

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 
 from services.stubs import inference_pb2
-from simulation.clients.client import PATIENCE_S, SLOW_S, Client
+from simulation.clients.client import HUNG, PATIENCE_S, SLOW_S, Client
 from simulation.grpc.client_rpc import WINDOW_BYTES, ClientRpc, reason_in
 from simulation.plane import FRONTEND_PORT
 from simulation.scenario.plan import RequestPlan
@@ -30,7 +30,7 @@ class GrpcClient(Client):
         except OSError as error:
             self._lose(f"connect: {type(error).__name__}")
         except TimeoutError:
-            self._lose("hung")
+            self._lose(HUNG)
         finally:
             rpc.abort()
 
@@ -38,7 +38,7 @@ class GrpcClient(Client):
         plan = self._plan
         request = inference_pb2.GenerateRequest(
             model="mocker",
-            text=plan.prompt,
+            text=plan.prompts[0],
             request_id=self.id,
             n=plan.n,
             sampling=inference_pb2.Sampling(temperature=plan.temperature, seed=plan.seed),
@@ -60,7 +60,7 @@ class GrpcClient(Client):
     async def _cancel(self) -> None:
         rpc, asked = ClientRpc(), inference_pb2.CancelRequest(request_id=self.id)
         try:
-            await self._call(rpc, self._plan.frontend, "Cancel", {}, asked.SerializeToString())
+            await self._call(rpc, self._any_frontend(), "Cancel", {}, asked.SerializeToString())
             await rpc.next()
         except OSError:
             return  # The frontend is away: the request is not cancelled.
@@ -111,9 +111,11 @@ class GrpcClient(Client):
 
 
 def _metadata(plan: RequestPlan) -> dict[str, str]:
-    metadata = {}
+    metadata: dict[str, str] = {}
     if plan.is_kept:
-        metadata = {"x-on-disconnect": "continue", "x-detach-grace": f"{plan.grace_s:g}"}
+        metadata |= {"x-on-disconnect": "continue", "x-detach-grace": f"{plan.grace_s:g}"}
     if plan.deadline_s is not None:
         metadata["grpc-timeout"] = f"{plan.deadline_s * 1e3:.0f}m"
+    if plan.migration_limit is not None:
+        metadata["x-migration-limit"] = str(plan.migration_limit)
     return metadata

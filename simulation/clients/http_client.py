@@ -1,63 +1,51 @@
-"""A client of the OpenAI API over HTTP/1.1."""
+"""A client of the OpenAI API."""
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
-import httptools
-
 from simulation.clients.client import SLOW_S, Client
-from simulation.clients.connection import Connection
+from simulation.clients.exchange import Exchange
+from simulation.clients.http1 import Http1Exchange
+from simulation.clients.http2 import Http2Exchange
 
-
-class _Response:
-    """A response as it comes. `body`: what has come and is not used yet."""
-
-    def __init__(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
-        self.status = 0
-        self.body = bytearray()
-        self.has_ended = False
-
-    def feed(self, data: bytes) -> None:
-        self._parser.feed_data(data)
-
-    def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
-
-    def on_body(self, body: bytes) -> None:
-        self.body += body
-
-    def on_message_complete(self) -> None:
-        self.has_ended = True
+_EXCHANGES: Mapping[str, type[Exchange]] = {"http1": Http1Exchange, "http2": Http2Exchange}
+_JSON = {"Content-Type": "application/json"}
 
 
 class HttpClient(Client):
     """Streams with server-sent events, or gets the answer whole."""
 
     async def _attempt(self, frontend: int, *, resumes: bool) -> None:
-        connection = Connection()
-        if why := await connection.open_to(frontend):
+        exchange = self._exchange()
+        if why := await exchange.open_to(frontend):
             self._lose(why)
             return
-        connection.transport.write(self._resumption() if resumes else self._request())
         try:
-            await self._read(connection)
+            if resumes:
+                self._send_resumption(exchange)
+            else:
+                self._send_request(exchange)
+            await self._read(exchange)
         finally:
-            connection.transport.abort()
+            exchange.abort()
 
     async def _cancel(self) -> None:
-        connection = Connection()
-        if not await connection.open_to(self._plan.frontend):
-            connection.transport.write(_encode("POST", f"/v1/requests/{self.id}/cancel", {}, b"{}"))
-            await connection.read()
-            connection.transport.abort()
+        exchange = self._exchange()
+        if not await exchange.open_to(self._any_frontend()):
+            exchange.send("POST", f"/v1/requests/{self.id}/cancel", _JSON, b"{}")
+            await exchange.read()
+            exchange.abort()
 
-    def _request(self) -> bytes:
+    def _exchange(self) -> Exchange:
+        return _EXCHANGES[self._plan.wire](is_slow=self._plan.reader == "slow")
+
+    def _send_request(self, exchange: Exchange) -> None:
         plan = self._plan
         body: dict[str, Any] = {
             "model": "mocker",
-            "prompt": plan.prompt,
+            "prompt": plan.prompts[0] if len(plan.prompts) == 1 else list(plan.prompts),
             "max_tokens": plan.max_tokens,
             "temperature": plan.temperature,
             "seed": plan.seed,
@@ -78,31 +66,30 @@ class HttpClient(Client):
             headers |= {"X-On-Disconnect": "continue", "X-Detach-Grace": f"{plan.grace_s:g}"}
         if plan.deadline_s is not None:
             headers["X-Request-Timeout"] = f"{plan.deadline_s * 1e3:.0f}ms"
-        return _encode("POST", "/v1/completions", headers, json.dumps(body).encode())
+        if plan.migration_limit is not None:
+            headers["X-Migration-Limit"] = str(plan.migration_limit)
+        exchange.send("POST", "/v1/completions", _JSON | headers, json.dumps(body).encode())
 
-    def _resumption(self) -> bytes:
+    def _send_resumption(self, exchange: Exchange) -> None:
         headers = {"Accept": "text/event-stream"}
         if self.answer.cursor:
             headers["Last-Event-ID"] = self.answer.cursor
-        return _encode("GET", f"/v1/streams/{self.id}", headers, b"")
+        exchange.send("GET", f"/v1/streams/{self.id}", headers, b"")
 
-    async def _read(self, connection: Connection) -> None:
-        response = _Response()
-        while not response.has_ended:
-            data = await connection.read()
-            if isinstance(data, str):
-                self._lose(data)
+    async def _read(self, exchange: Exchange) -> None:
+        while not exchange.has_ended:
+            if why := await exchange.read():
+                self._lose(why)
                 return
-            response.feed(data)
-            if response.status == 200 and self._plan.is_streamed:
-                self._take_events(response.body)
+            if exchange.status == 200 and self._plan.is_streamed:
+                self._take_events(exchange.body)
                 if self._acts():
                     return
-                if self._plan.reader == "slow":
-                    connection.transport.pause_reading()
+                if self._plan.reader == "slow" and not exchange.has_ended:
+                    exchange.pause()
                     await asyncio.sleep(SLOW_S)
-                    connection.transport.resume_reading()
-        self._take_end(response.status, bytes(response.body))
+                    exchange.resume()
+        self._take_end(exchange.status, bytes(exchange.body))
 
     def _take_end(self, status: int, body: bytes) -> None:
         if status != 200:
@@ -152,9 +139,3 @@ class HttpClient(Client):
 
     def _take_error(self, error: dict[str, Any]) -> None:
         self.answer.failure, self.answer.detail = error["code"], error["message"]
-
-
-def _encode(method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
-    lines += [f"{name}: {value}" for name, value in headers.items()] + [f"Content-Length: {len(body)}", "", ""]
-    return "\r\n".join(lines).encode() + body

@@ -1,42 +1,108 @@
 """What must hold of the answers of a run, whatever its faults were."""
 
 from collections.abc import Iterable
-from itertools import pairwise
 
-from simulation.clients.answer import Answer, Choice
+from simulation.clients.answer import Answer, Choice, Visit
+from simulation.clients.client import DROPPED
+from simulation.scenario.history import History
 from simulation.scenario.oracle import expected_choice
-from simulation.scenario.plan import SLOTS_ENOUGH, Plan, RequestPlan
+from simulation.scenario.plan import Plan, RequestPlan
 
-OVERLAP_S = 8.0
-"""Faults within this time of each other count as simultaneous: detection, restart and quarantine take as long."""
 LOST = frozenset(
-    {
-        "NO_WORKERS",
-        "CANNOT_CONNECT",
-        "DISCONNECTED",
-        "STALLED",
-        "DRAINING",
-        "STREAM_INCOMPLETE",
-        "POISON_REQUEST",
-        "ENGINE_DEAD",
-    }
+    {"NO_WORKERS", "CANNOT_CONNECT", "DISCONNECTED", "STALLED", "DRAINING", "STREAM_INCOMPLETE", "PROTOCOL_VIOLATION"}
 )
+"""How a request fails that has lost its worker."""
+FULL = frozenset({"OVERLOADED", "WORKER_AT_CAPACITY"})
+MOVES_MAX = 3
+"""Moves of a request, where its client sets no limit of its own."""
+LATE_S = 1.0
+"""How long after its deadline an answer may end."""
 
 
-def check_answer(plan: Plan, request: RequestPlan, answer: Answer) -> Iterable[str]:
-    """Yield what is wrong with an answer."""
-    name = f"request {request.number}"
-    yield from (f"{name}: {fault}" for fault in answer.faults)
-    for index, choice in enumerate(answer.choices):
-        is_whole = choice.finish is not None or answer.is_complete
-        yield from _check_choice(request, index, choice, is_whole=is_whole)
-    if answer.is_complete:
-        yield from _check_usage(request, answer)
-    elif answer.failure is not None:
-        if answer.failure not in allowed_failures(plan, request):
-            yield f"{name}: failed with {answer.failure} ({answer.detail}), for which there is no cause"
-    elif not answer.has_left and not may_lose(plan, request):
-        yield f"{name}: lost its connection without a cause: {answer.losses}"
+class Checker:
+    """Judges the answers to the requests of a plan by what has struck meanwhile."""
+
+    def __init__(self, plan: Plan, history: History) -> None:
+        self._plan = plan
+        self._history = history
+
+    def check(self, request: RequestPlan, answer: Answer) -> Iterable[str]:
+        """Yield what is wrong with an answer."""
+        name = f"request {request.number}"
+        yield from (f"{name}: {fault}" for fault in answer.faults)
+        for index, choice in enumerate(answer.choices):
+            is_whole = choice.finish is not None or answer.is_complete
+            yield from _check_choice(request, index, choice, is_whole=is_whole)
+        if answer.is_complete:
+            yield from _check_usage(request, answer)
+        elif answer.failure is None and not answer.has_left and not answer.losses:
+            yield f"{name}: has neither an end nor a failure"
+        for visit in answer.visits:
+            yield from (f"{name} at {visit.frontend}: {fault}" for fault in self._check_visit(request, answer, visit))
+
+    def _check_visit(self, request: RequestPlan, answer: Answer, visit: Visit) -> Iterable[str]:
+        is_away = self._history.may_be_away(visit.frontend, visit.began_s, visit.ended_s)
+        if visit.loss not in ("", DROPPED) and not is_away:
+            yield f"lost its connection without a cause: {visit.loss}"
+        if visit.ending not in ("", "complete") and visit.ending not in self._allowed(request, answer, visit):
+            yield f"failed with {visit.ending}, for which there is no cause: {answer.detail}"
+        yield from self._check_deadline(request, visit)
+
+    def _check_deadline(self, request: RequestPlan, visit: Visit) -> Iterable[str]:
+        lasted_s, deadline_s = visit.ended_s - visit.began_s, request.deadline_s
+        if deadline_s is None or visit.is_resume or request.reader == "slow" or lasted_s <= deadline_s + LATE_S:
+            return
+        if self._history.is_calm(visit.began_s, visit.ended_s):
+            yield f"ended {lasted_s - deadline_s:.3f} s after its deadline"
+
+    def _allowed(self, request: RequestPlan, answer: Answer, visit: Visit) -> frozenset[str]:
+        """The reasons with which the request may fail, under the faults that have struck until then."""
+        plan, history = self._plan, self._history
+        since, until = answer.visits[0].began_s, visit.ended_s
+        allowed: set[str] = set()
+        if plan.is_tight or history.has_filled(until):
+            allowed |= FULL
+        if request.deadline_s is not None:
+            allowed.add("DEADLINE_EXCEEDED")
+        if self._is_cancelled(request):
+            allowed.add("CANCELLED")
+        if request.reader == "slow":
+            allowed.add("SLOW_CLIENT")
+        if history.has_drained(visit.frontend, visit.began_s, until):
+            allowed |= {"DRAINING", "CANCELLED"}
+        if self._may_lose(request, since, until) or history.may_be_away(visit.frontend, visit.began_s, until):
+            allowed |= LOST
+        if history.kill_count(since, until) and history.loss_count(since, until) > 1:
+            allowed.add("POISON_REQUEST")
+        if request.is_kept:
+            allowed.update(self._allowed_of_kept(request, answer, visit))
+        return frozenset(allowed)
+
+    def _may_lose(self, request: RequestPlan, since: float, until: float) -> bool:
+        """Whether there may have been no worker for it, or it has moved as often as it may."""
+        limit = MOVES_MAX if request.migration_limit is None else request.migration_limit
+        losses = self._history.loss_count(since, until)
+        if self._plan.is_tight and (losses or self._history.has_filled(until)):
+            return True  # The workers that are left have no room for it.
+        return losses > limit or self._history.may_lack_workers(since, until)
+
+    def _allowed_of_kept(self, request: RequestPlan, answer: Answer, visit: Visit) -> Iterable[str]:
+        """How a client may fail that comes back."""
+        rivals = [one for one in self._plan.requests if request.number in (one.number, one.rival_of)]
+        if request.rival_of is not None or len(rivals) > 1:
+            yield "TAKEN_OVER"
+        if not visit.is_resume:
+            return
+        yield from LOST if self._history.loss_count(answer.visits[0].began_s, visit.ended_s) else ()
+        yield "STREAM_EXPIRED"
+        may_have_ended = request.deadline_s is not None or self._is_cancelled(request) or self._plan.is_tight
+        was_never_there = request.rival_of is not None or not answer.token_count
+        if self._history.struck or may_have_ended or was_never_there:
+            yield "STREAM_NOT_FOUND"
+
+    def _is_cancelled(self, request: RequestPlan) -> bool:
+        numbers = (request.number, request.rival_of)
+        return any(one.reader == "cancels" and one.number in numbers for one in self._plan.requests)
 
 
 def _check_choice(request: RequestPlan, index: int, choice: Choice, *, is_whole: bool) -> Iterable[str]:
@@ -55,42 +121,7 @@ def _check_choice(request: RequestPlan, index: int, choice: Choice, *, is_whole:
 
 
 def _check_usage(request: RequestPlan, answer: Answer) -> Iterable[str]:
-    completion = sum(len(expected_choice(request, index).token_ids) for index in range(request.n))
-    expected = (len(request.prompt.encode()), completion)
+    completion = sum(len(expected_choice(request, index).token_ids) for index in range(request.choice_count))
+    expected = (sum(len(prompt.encode()) for prompt in request.prompts), completion)
     if answer.usage != expected:
         yield f"request {request.number}: the usage is {answer.usage}, expected {expected}"
-
-
-def allowed_failures(plan: Plan, request: RequestPlan) -> frozenset[str]:
-    """The reasons with which a request may fail under these faults."""
-    allowed: set[str] = set()
-    if plan.slots < SLOTS_ENOUGH:
-        allowed |= {"OVERLOADED", "WORKER_AT_CAPACITY"}
-    if request.deadline_s is not None:
-        allowed |= {"DEADLINE_EXCEEDED"}
-    if any(one.reader == "cancels" and one.number in (request.number, request.rival_of) for one in plan.requests):
-        allowed |= {"CANCELLED"}
-    if request.reader == "slow":
-        allowed |= {"SLOW_CLIENT"}
-    if request.is_kept:
-        allowed |= {"STREAM_NOT_FOUND", "STREAM_EXPIRED", "TAKEN_OVER", "NO_WORKERS"}
-    if may_be_without_workers(plan):
-        allowed |= LOST
-    if any(fault.target.startswith("frontend") for fault in plan.faults if fault.kind == "drain"):
-        allowed |= {"DRAINING", "CANCELLED"}
-    return frozenset(allowed)
-
-
-def may_be_without_workers(plan: Plan) -> bool:
-    """Whether all workers, or the way to them, may be away at the same time, or a request lose more than it may."""
-    times = sorted(
-        fault.at_s
-        for fault in plan.faults
-        if "worker" in fault.target + fault.other or (fault.target.startswith("frontend"))
-    )
-    return len(times) >= plan.workers or any(b - a < OVERLAP_S for a, b in pairwise(times))
-
-
-def may_lose(plan: Plan, request: RequestPlan) -> bool:
-    """Whether its connection may break."""
-    return any(fault.target == f"frontend-{request.frontend}" for fault in plan.faults) or request.is_kept

@@ -61,7 +61,7 @@ def _skip(message: Any) -> bool:
 def _say_twice(message: Any) -> bool:
     """The same tokens come twice."""
     step = message.step
-    if not step.positions or step.logprobs:
+    if not step.positions or step.HasField("logprob_columns"):
         return False
     step.stream_ids.append(step.stream_ids[0])
     step.positions.append(step.positions[0])

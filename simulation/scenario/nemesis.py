@@ -1,30 +1,49 @@
 """Brings the faults of a plan over the processes."""
 
-from collections.abc import Callable
+import random
+from functools import partial
+from typing import Any
 
-from services.worker.engines.mocker import MockerConfig
+from services.worker.engines.mocker import Faults, MockerConfig
 from services.worker.generations.store import DetachConfig
 from services.worker.session import FrontendSessionConfig
+from simulation.clients.crowd import fill
 from simulation.plane import Plane
 from simulation.runtime.world import Process, World
+from simulation.scenario.history import RESTART_S, History, Struck
 from simulation.scenario.invariants import Invariants
+from simulation.scenario.lies import EXCUSED, Liars
+from simulation.scenario.moments import Moments
 from simulation.scenario.plan import Fault, Plan
 
-RESTART_S = 0.3
-"""How soon a supervisor starts a process again that has ended."""
 SETTLE_S = 1.0
 """How long the plane has to come up before the first request."""
+SLOW_S = 0.05
+"""How long bytes take on a slow way."""
+ODD_CONTEXT_LENGTH = 65_536
+
+
+def excused_by(plan: Plan) -> frozenset[str]:
+    """What the product may log under this plan, though it does so only if something is wrong."""
+    lies = EXCUSED if any(fault.kind == "lie" for fault in plan.faults) else frozenset()
+    return lies | ({"worker cannot be used"} if plan.odd_worker else frozenset())
 
 
 class Nemesis:
     """Starts the plane, disturbs it as planned, and starts again what has ended."""
 
-    def __init__(self, world: World, plan: Plan, invariants: Invariants) -> None:
+    def __init__(self, world: World, plan: Plan, invariants: Invariants, history: History) -> None:
         self._world = world
         self._invariants = invariants
         self._plan = plan
+        self._history = history
         self._plane = Plane(world)
-        self.workers: dict[str, Process] = {}
+        self._liars = (
+            Liars(world, random.Random(f"{plan.seed}/lies"))
+            if any(fault.kind == "lie" for fault in plan.faults)
+            else None
+        )
+        self._moments = Moments(world, plan.faults, self._strike)
 
     def start(self) -> None:
         self._start("registry")
@@ -33,37 +52,52 @@ class Nemesis:
         for number in range(self._plan.frontends):
             self._start(f"frontend-{number}")
         for fault in self._plan.faults:
-            self._world.at(SETTLE_S + fault.at_s, self._act(fault))
+            if not fault.moment:
+                self._world.at(SETTLE_S + fault.at_s, partial(self._strike, fault, fault.target, fault.other))
 
     def _start(self, name: str) -> None:
         plan, kind, _, number = self._plan, *name.partition("-")
         if kind == "registry":
             process = self._plane.start_registry()
         elif kind == "worker":
-            process = self._plane.start_worker(
-                int(number),
-                MockerConfig(itl_ms=plan.itl_ms),
-                engine_request_limit=plan.slots,
-                request_queue_limit=plan.places,
-                drain_timeout_s=plan.drain_s,
-                session=FrontendSessionConfig(heartbeat_s=plan.heartbeat_s, detach=DetachConfig()),
-            )
+            process = self._start_worker(int(number))
         else:
             process = self._plane.start_frontend(int(number), drain_timeout_s=plan.drain_s)
-        if kind == "worker":
-            process.on_turn = lambda: self._invariants.check_worker(process)
+            process.on_turn = lambda: self._invariants.check_frontend(process)
         process.on_end = lambda: self._world.after(RESTART_S, lambda: self._start(name))
 
-    def _act(self, fault: Fault) -> Callable[[], None]:
-        def act() -> None:
-            self._world.say("nemesis", str(fault))
-            self._begin(fault)
+    def _start_worker(self, number: int) -> Process:
+        plan = self._plan
+        is_odd = plan.odd_worker and number == plan.workers - 1
+        more: dict[str, Any] = {"context_length": ODD_CONTEXT_LENGTH} if is_odd else {}
+        process = self._plane.start_worker(
+            number,
+            MockerConfig(
+                itl_ms=plan.itl_ms, prefill_us_per_token=plan.prefill_us, faults=Faults(refuse=plan.refusals), **more
+            ),
+            engine_request_limit=plan.slots,
+            request_queue_limit=plan.places,
+            queue_timeout_s=plan.wait_s,
+            drain_timeout_s=plan.drain_s,
+            session=FrontendSessionConfig(heartbeat_s=plan.heartbeat_s, detach=DetachConfig()),
+        )
+        process.on_turn = lambda: self._invariants.check_worker(process)
+        return process
 
-        return act
+    def _strike(self, fault: Fault, target: str, other: str) -> None:
+        """Bring a fault over its target, if that is there."""
+        process = self._world.processes.get(target)
+        if process is None or process.is_dead or (fault.other and not other):
+            return
+        self._world.say("nemesis", f"{fault.kind} {target} {other} {fault.duration_s:g}")
+        self._history.struck.append(
+            Struck(at_s=self._world.now, kind=fault.kind, target=target, other=other, duration_s=fault.duration_s)
+        )
+        self._begin(fault, process, other)
+        self._moments.on_fault()
 
-    def _begin(self, fault: Fault) -> None:
-        world, network = self._world, self._world.network
-        target = world.processes[fault.target]
+    def _begin(self, fault: Fault, target: Process, other: str) -> None:
+        world = self._world
         match fault.kind:
             case "kill" | "vanish_registry":
                 world.kill(target)
@@ -75,17 +109,28 @@ class Nemesis:
             case "drain":
                 self._plane.drain(target)
             case "partition" | "one_way":
-                ways = [(fault.target, fault.other)]
+                self._cut(target.name, other, fault.duration_s)
                 if fault.kind == "partition":
-                    ways.append((fault.other, fault.target))
-                for way in ways:
-                    network.partition(*way)
-                    world.after(fault.duration_s, lambda way=way: network.heal(*way))  # type: ignore[misc]
+                    self._cut(other, target.name, fault.duration_s)
             case "latency":
-                way = (fault.target, fault.other)
-                network.latency_s[way] = network.latency_s[way[::-1]] = 0.05
-                world.after(fault.duration_s, lambda: self._calm(way))
+                self._slow_down((target.name, other), fault.duration_s)
+            case "lie":
+                assert self._liars is not None
+                self._liars.lie(target.name)
+            case "fill":
+                fill(world, target.name, self._plan.slots + self._plan.places, fault.duration_s)
 
-    def _calm(self, way: tuple[str, str]) -> None:
-        for one in (way, way[::-1]):
-            self._world.network.latency_s.pop(one, None)
+    def _cut(self, source: str, target: str, duration_s: float) -> None:
+        network = self._world.network
+        network.partition(source, target)
+        self._world.after(duration_s, lambda: network.heal(source, target))
+
+    def _slow_down(self, way: tuple[str, str], duration_s: float) -> None:
+        latency_s = self._world.network.latency_s
+        latency_s[way] = latency_s[way[::-1]] = SLOW_S
+
+        def calm() -> None:
+            latency_s.pop(way, None)
+            latency_s.pop(way[::-1], None)
+
+        self._world.after(duration_s, calm)

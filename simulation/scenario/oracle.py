@@ -21,9 +21,9 @@ class Expected:
 
 
 @cache
-def expected_choice(plan: RequestPlan, choice: int) -> Expected:
-    """The undisturbed answer."""
-    prompt = tuple(plan.prompt.encode())
+def expected_choice(plan: RequestPlan, index: int) -> Expected:
+    """The undisturbed answer. `index`: in the whole answer, which has `n` choices for each prompt."""
+    prompt, choice = tuple(plan.prompts[index // plan.n].encode()), index % plan.n
     request = Request(
         model="mocker",
         token_ids=prompt,
