@@ -5,7 +5,7 @@
 | no message, with streams on the session | `stall_s` |
 | no message, without streams | `idle_stall_s` |
 | no step of the engine, with streams and sequences that run | `engine_stall_s` |
-| the same while the engine computes a prompt, or does not say what it computes | `prefill_stall_s` |
+| the same in a step that computes a prompt, or while the engine does not say what it computes | `prefill_stall_s` |
 | nothing read of what is sent to the worker | `UNTAKEN_S_MAX` of `writer.py` |
 """
 
@@ -30,7 +30,7 @@ class LivenessConfig:
 class Liveness:
     """When the worker was last heard, and when its engine last made a step; both absolute, in event-loop time."""
 
-    __slots__ = ("_clock", "_config", "_heard_at", "_load", "_name", "_stepped_at")
+    __slots__ = ("_clock", "_config", "_heard_at", "_load", "_may_prefill", "_name", "_stepped_at")
 
     def __init__(self, name: str, config: LivenessConfig, clock: Callable[[], float]) -> None:
         """`name`: the worker's, for the failure."""
@@ -38,6 +38,7 @@ class Liveness:
         self._config = config
         self._clock = clock
         self._load = worker_pb2.Load()
+        self._may_prefill = True
         self._heard_at = self._stepped_at = clock()
 
     def on_message(self) -> None:
@@ -50,8 +51,12 @@ class Liveness:
 
     def on_load(self, load: worker_pb2.Load) -> None:
         """Called if the message has a load."""
-        if load.engine_steps != self._load.engine_steps:
+        has_stepped = load.engine_steps != self._load.engine_steps
+        if has_stepped:
             self._stepped_at = self._heard_at
+        computes = not load.ranks or any(rank.active_prefill_tokens for rank in load.ranks)
+        # A step goes on with a prompt although the request has been cancelled, and is reported no more.
+        self._may_prefill = computes or (self._may_prefill and not has_stepped)
         self._load = load
 
     @property
@@ -83,6 +88,4 @@ class Liveness:
         """The time at which the engine will have made no step for too long."""
         if not self._load.running:
             return math.inf
-        ranks = self._load.ranks
-        may_prefill = not ranks or any(rank.active_prefill_tokens for rank in ranks)
-        return self._stepped_at + (self._config.prefill_stall_s if may_prefill else self._config.engine_stall_s)
+        return self._stepped_at + (self._config.prefill_stall_s if self._may_prefill else self._config.engine_stall_s)

@@ -81,7 +81,7 @@ PLAYS = {
     "no message, with streams on the session": (silent_with_streams, CONFIG.stall_s),
     "no message, without streams": (silent_without_streams, CONFIG.idle_stall_s),
     "no step of the engine, with streams and sequences that run": (standing_still, CONFIG.engine_stall_s),
-    "the same while the engine computes a prompt, or does not say what it computes": (
+    "the same in a step that computes a prompt, or while the engine does not say what it computes": (
         computing_a_prompt,
         CONFIG.prefill_stall_s,
     ),
@@ -122,6 +122,20 @@ def test_engine_limit_counts_only_while_every_rank_says_that_it_decodes(load: Lo
     watched.hear(4.5, load)
 
     assert watched.check(4.5) == due
+
+
+def test_step_with_the_prompt_of_a_cancelled_request_may_take_as_long_as_one_with_a_prompt() -> None:
+    """A bug: the worker was lost to all its streams when the client left whose prompt its engine still computed."""
+    watched = Watched()
+    watched.hear(0, Load(running=2, engine_steps=1, ranks=PREFILL))
+    watched.hear(4.5, Load(running=1, engine_steps=1, ranks=DECODE))
+
+    assert watched.check(4.5) == 5.5, "only silence counts"
+
+    watched.hear(6, Load(running=1, engine_steps=2, ranks=DECODE))
+    watched.hear(10.5, Load(running=1, engine_steps=2, ranks=DECODE))
+
+    assert watched.check(10.5) == 11
 
 
 def test_engine_without_streams_of_this_frontend_may_stand_still() -> None:
