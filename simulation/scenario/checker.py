@@ -93,7 +93,8 @@ class Checker:
             yield "TAKEN_OVER"
         if not visit.is_resume:
             return
-        yield from LOST if self._history.loss_count(answer.visits[0].began_s, visit.ended_s) else ()
+        if self._plan.odd_worker or self._history.loss_count(answer.visits[0].began_s, visit.ended_s):
+            yield from LOST  # A worker that may have the answer cannot be asked.
         yield "STREAM_EXPIRED"
         may_have_ended = request.deadline_s is not None or self._is_cancelled(request) or self._plan.is_tight
         was_never_there = request.rival_of is not None or not answer.token_count

@@ -84,13 +84,14 @@ def draw_plan(seed: int) -> Plan:
         wait_s=chance.choice([0.05, 0.3, 60.0]),
         refusals=chance.choice([0, 0, 1, 2]) if is_tight else 0,
         itl_ms=chance.choice([5.0, 20.0, 50.0]),
-        prefill_us=chance.choice([0.0, 0.0, 1000.0, 3000.0]),
+        prefill_us=100.0 if "long prompts" in features else chance.choice([0.0, 0.0, 1000.0, 3000.0]),
         odd_worker=chance.random() < 0.07,
         turn_s_max=chance.choice([0.0, 0.000_05, 0.002]),
         latency_s=chance.choice([0.000_02, 0.000_5, 0.01]),
         buffer_bytes=chance.choice([2048, 16 * 1024, 256 * 1024]),
         heartbeat_s=0.25,
-        drain_s=chance.choice([0.02, 0.2, 1.0, 5.0]),
+        drain_s=chance.choice([0.02, 0.3, 5.0, 5.0]),
+        splits_ends=chance.random() < 0.15,
     )
     if chance.random() < SLOW_ODDS:
         features -= {"keeps", "prompts", "deadlines"}
@@ -108,7 +109,7 @@ def draw_plan(seed: int) -> Plan:
 
 def _requests(chance: random.Random, plan: Plan, features: frozenset[str]) -> list[RequestPlan]:
     span_s = chance.choice([0.0, 0.1, 1.0])
-    lengths = chance.choice([(1, 4), (20,), (20, 40), (40,)])
+    lengths = chance.choice([(1, 4), (20,), (20, 40), (40,), (40,)])
     wires = chance.choice([*((one,) for one in WIRES), WIRES])
     count = chance.choice([1, 1, 2, 3, 5]) if plan.slots == SLOTS_ENOUGH else chance.choice([3, 5, 7])
     requests: list[RequestPlan] = []
@@ -146,7 +147,7 @@ def _featured(chance: random.Random, request: RequestPlan, plan: Plan, features:
     if has("choices"):
         n_max = min(3, plan.slots + plan.places)  # More are refused as invalid.
         request = replace(request, n=chance.randint(1, n_max))
-    if has("stops"):
+    if has("stops", 0.3):
         request = replace(request, stop=tuple(chance.sample(STOP_STRINGS, 2)))
     if has("logprobs"):
         request = replace(request, logprobs=chance.choice([0, 2]))
@@ -218,7 +219,7 @@ def _faults(chance: random.Random, plan: Plan) -> tuple[Fault, ...]:
     kinds = chance.sample(FAULT_KINDS, chance.choice([1, 2, 3]))
     moments = chance.sample([*MOMENTS, FAULT_MOMENT], chance.choice([1, 2, 3]))
     faults = [_fault(chance, chance.choice(kinds), moments, plan) for _ in range(chance.choice([1, 2, 3, 4]))]
-    if chance.random() < 0.6:
+    if chance.random() < 0.75:
         faults = faults[:1] + _chain(chance, plan) if chance.random() < 0.3 else _chain(chance, plan)
     if all(fault.moment == FAULT_MOMENT for fault in faults):
         faults[0] = replace(faults[0], moment="", at_s=chance.random())
@@ -233,7 +234,7 @@ def _chain(chance: random.Random, plan: Plan) -> list[Fault]:
         fault = _fault(chance, kind, [moment], plan)
         fault = replace(
             fault,
-            at_s=_soon_s(chance, plan) if moment == "tokens come" else chance.choice([0.0, 0.0001, plan.latency_s]),
+            at_s=chance.choice([0.0, 0.0001, plan.latency_s, plan.itl_ms * 0.5e-3]),
             moment=moment,
             nth=former[-1] + 1 if former else _early_or_late(chance, plan) if moment == "tokens come" else 1,
             target=target,

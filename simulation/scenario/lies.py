@@ -1,7 +1,6 @@
-"""Workers that break the protocol of sessions: their engines, as it were, repeat and skip tokens."""
+"""Workers that say other things than ours: lies that break the protocol of sessions, and ends that come late."""
 
 import random
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,32 +11,50 @@ EXCUSED = frozenset({"worker broke the protocol"})
 """What frontends log of it."""
 
 
+_PLACE = "services.worker.outbox:Outbox.pop_message"
+HELD_BACK_ODDS = 0.3
+
+
 class Liars:
     """Changes messages of workers to frontends."""
 
     def __init__(self, world: World, chance: random.Random) -> None:
         self._world = world
         self._chance = chance
-        self._due: Counter[str] = Counter()  # By the name of the worker.
-        self._acts: tuple[Callable[[Any], bool], ...] = (
-            _repeat,
-            _skip,
-            _say_twice,
-            _forget_a_column,
-            _leave_out_marker,
-        )
-        watch([Watched("", "services.worker.outbox:Outbox.pop_message", self._on_message)], lambda name: None)
+        self._due: dict[str, list[Callable[[Any], bool]]] = {}  # By the name of the worker.
+        watch([Watched("", _PLACE, self._on_message)], lambda name: None)
 
     def lie(self, worker: str) -> None:
         """One of the worker's next messages breaks the protocol."""
-        self._due[worker] += 1
+        self._due.setdefault(worker, []).append(self._chance.choice(_ACTS))
 
     def _on_message(self, message: Any, _outbox: object) -> bool:
         assert self._world.current is not None
         name = self._world.current.name
-        if self._due[name] and self._chance.choice(_ACTS)(message):
-            self._due[name] -= 1
+        due = self._due.get(name)
+        if due and due[0](message):
+            due.pop(0)
             self._world.say(name, "lies")
+        return False
+
+
+class LateEnds:
+    """Lets workers send some ends of streams with the message after the one with the others."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._held: dict[Any, list[Any]] = {}  # By outbox.
+        watch([Watched("", _PLACE, self._on_message)], lambda name: None)
+
+    def _on_message(self, message: Any, outbox: Any) -> bool:
+        held = self._held.pop(outbox, [])
+        late = [end for end in message.ends if self._chance.random() < HELD_BACK_ODDS]
+        if late and len(message.ends) > 1:
+            kept = [end for end in message.ends if end not in late]
+            del message.ends[:]
+            message.ends.extend(kept)
+            self._held[outbox] = late
+        message.ends.extend(held)
         return False
 
 
