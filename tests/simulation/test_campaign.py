@@ -40,7 +40,7 @@ def test_same_seed_is_the_same_run_in_every_process() -> None:
     assert re.fullmatch(r"(?:[0-9]+ [0-9a-f]{8}\n){20}", runs["0"])
 
 
-@pytest.mark.parametrize(("number", "first"), [(0, 12), (8, 9), (10, 0)])
+@pytest.mark.parametrize(("number", "first"), [(8, 9), (10, 0)])
 def test_planted_fault_is_found(number: int, first: int) -> None:
     """`first`: a seed that finds it, by `python -m simulation planted`."""
     done = simulate("planted", str(number), f"--first={first}", "--seeds=5")
