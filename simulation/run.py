@@ -18,8 +18,9 @@ from simulation.scenario.watching import watch
 
 END_S = 120.0
 """Virtual time after which every request must have ended."""
-QUIET_S = 20.0
-"""Virtual time in which the plane comes to rest afterwards."""
+REST_S_MAX = 20.0
+"""Virtual time within which the plane comes to rest afterwards."""
+REST_LOOK_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def run_plan(plan: Plan) -> Report:
     problems = list(world.problems)
     if not running.is_dead:
         problems.append("some requests did not end")
-    world.run(world.now + QUIET_S)
+    world.run(world.now + plan.idle_s)
+    _come_to_rest(world, nemesis, plan)
     problems += world.problems[len(problems) :]
     checker = Checker(plan, history)
     for request, client in zip(plan.requests, clients, strict=True):
@@ -72,3 +74,10 @@ def run_plan(plan: Plan) -> Report:
     problems += left_over(world.processes, plan)
     problems += miscounted(world.processes, [client.answer for client in clients], history)
     return Report(tuple(problems), tuple(world.trace), world.fingerprint, world.turns, frozenset(reached))
+
+
+def _come_to_rest(world: World, nemesis: Nemesis, plan: Plan) -> None:
+    """Run until no fault is in effect and nothing is left over. If that never comes, what is left is a problem."""
+    latest = world.now + REST_S_MAX
+    while world.now < latest and (nemesis.is_active or any(left_over(world.processes, plan))):
+        world.run(world.now + REST_LOOK_S)

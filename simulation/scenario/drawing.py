@@ -41,6 +41,9 @@ FEATURES = (
 LONG_PROMPT = 5000
 SLOW_ODDS = 0.06
 """How many runs have clients that are too slow for their answers."""
+LEASES_LAPSE_S = 15.0
+LAPSE_ODDS = 0.15
+"""How many runs go on until the leases of workers that were killed have lapsed."""
 ON_WAYS: tuple[FaultKind, ...] = ("partition", "one_way", "latency")
 ON_REGISTRY: tuple[FaultKind, ...] = ("vanish_registry", "freeze_registry")
 CHAINS: tuple[tuple[tuple[str, FaultKind, str], ...], ...] = (
@@ -92,6 +95,7 @@ def draw_plan(seed: int) -> Plan:
         heartbeat_s=0.25,
         drain_s=chance.choice([0.02, 0.3, 5.0, 5.0]),
         splits_ends=chance.random() < 0.15,
+        idle_s=0.5,
     )
     if chance.random() < SLOW_ODDS:
         features -= {"keeps", "prompts", "deadlines"}
@@ -101,7 +105,8 @@ def draw_plan(seed: int) -> Plan:
     else:
         requests = _requests(chance, plan, features)
     plan = replace(plan, requests=tuple(requests))
-    return replace(plan, faults=_faults(chance, plan))
+    plan = replace(plan, faults=_faults(chance, plan))
+    return replace(plan, idle_s=LEASES_LAPSE_S) if chance.random() < LAPSE_ODDS else plan
 
 
 # Requests

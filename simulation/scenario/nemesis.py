@@ -55,6 +55,12 @@ class Nemesis:
             if not fault.moment:
                 self._world.at(SETTLE_S + fault.at_s, partial(self._strike, fault, fault.target, fault.other))
 
+    @property
+    def is_active(self) -> bool:
+        """Whether a process of the plane is away, or a way between two of them is cut."""
+        away = (one.is_dead or one.is_frozen for name, one in self._world.processes.items() if name != "clients")
+        return bool(self._world.network.cut) or any(away)
+
     def _start(self, name: str) -> None:
         plan, kind, _, number = self._plan, *name.partition("-")
         if kind == "registry":

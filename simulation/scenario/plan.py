@@ -96,7 +96,8 @@ class Plan:
     submissions each engine refuses, from the first on. `prefill_us`: what each token of a prompt takes the engine.
     `odd_worker`: whether the last worker has another model card than the others, so that it cannot stand in for them.
     `splits_ends`: whether workers send some ends of streams later than others, as they may.
-    `turn_s_max`: how long an iteration of an event loop takes at most. `latency_s`: of the network.
+    `turn_s_max`: how long an iteration of an event loop takes at most. `latency_s`: of the network. `idle_s`: how long
+    the plane runs on after its last request, at least.
     """
 
     seed: int
@@ -115,6 +116,7 @@ class Plan:
     heartbeat_s: float
     drain_s: float
     splits_ends: bool
+    idle_s: float
     requests: tuple[RequestPlan, ...] = field(default=())
     faults: tuple[Fault, ...] = field(default=())
 
