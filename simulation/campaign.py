@@ -1,5 +1,6 @@
 """Runs many seeds, each in a process of its own that is forked from one in which everything is imported."""
 
+import gc
 import os
 import pickle
 import struct
@@ -19,8 +20,10 @@ _SIZE = struct.Struct(">I")
 def in_child(work: Callable[[], Any]) -> Any:
     """Do the work in a forked process, and return what it returns, or the text of its exception."""
     reader, writer = os.pipe()
+    gc.freeze()  # Or a collection in the child writes to all memory that it shares, which copies it.
     pid = os.fork()
     if not pid:
+        gc.disable()  # A run needs little memory, and collects what it leaves at its end.
         try:
             os.close(reader)
             try:

@@ -67,6 +67,7 @@ def run_plan(plan: Plan) -> Report:
         problems.append("some requests did not end")
     world.run(world.now + plan.idle_s)
     _come_to_rest(world, nemesis, plan)
+    world.collect()
     problems += world.problems[len(problems) :]
     checker = Checker(plan, history)
     for request, client in zip(plan.requests, clients, strict=True):

@@ -67,6 +67,23 @@ def test_exception_that_nobody_handles_is_a_problem() -> None:
     assert "division by zero" in made.problems[0]
 
 
+def test_exception_that_nobody_retrieves_is_a_problem() -> None:
+    made = world()
+
+    async def leave() -> None:
+        future = asyncio.get_running_loop().create_future()
+        future.set_exception(ValueError("left alone"))
+        circle: list[object] = [future]
+        circle.append(circle)  # So it is not freed before a collection.
+
+    made.spawn("careless", leave)
+    made.run(0.5)
+    made.collect()
+
+    assert len(made.problems) == 1
+    assert "left alone" in made.problems[0]
+
+
 def test_killed_process_runs_no_further_callback() -> None:
     made, seen = world(), list[int]()
 
