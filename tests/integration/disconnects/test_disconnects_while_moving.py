@@ -16,10 +16,10 @@ import pytest
 
 from tests.integration.conftest import Start, on_both_engines
 from tests.integration.harness.clients.cancellations import (
-    CANCELLATIONS,
     CAUSES,
     KINDS,
     check_client_error,
+    count_cancellations,
     deadline_s,
     end_request,
     metrics_if_grown,
@@ -69,7 +69,7 @@ def test_request_cancelled_between_workers_never_starts_on_another(start_plane: 
 
 async def are_counted(plane: Plane, ending: str, count: int) -> bool:
     """Whether the frontend has counted this many cancellations."""
-    return (await read_metrics(plane.frontend)).sum(CANCELLATIONS, cause=CAUSES[ending]) == count
+    return count_cancellations(await read_metrics(plane.frontend), ending) == count
 
 
 async def started(plane: Plane, *options: str) -> tuple[Process, float]:

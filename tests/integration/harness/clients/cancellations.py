@@ -23,6 +23,9 @@ KINDS = {
 }
 CAUSES = {"disconnect": "client_disconnect", "http": "explicit", "rpc": "explicit", "deadline": "deadline"}
 """How a request is ended, and the cause that metrics count for it."""
+COUNTED_CAUSES = {ending: {cause} for ending, cause in CAUSES.items()} | {"deadline": {"deadline", "client_disconnect"}}
+"""The causes that may be counted for it. Over gRPC a client's own timer may end the request. On a busy machine that can
+be earlier than frontends take for a deadline (DEADLINE_TRAVEL_S), and then it is a client that leaves."""
 CANCELLATIONS = "dynamo_frontend_model_cancellation_total"
 DEADLINE_TIMES = 5
 
@@ -60,6 +63,11 @@ async def cancel_over_grpc(frontend: Frontend, request_id: str) -> int:
     async with grpc.aio.insecure_channel(frontend.grpc) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         return int((await stub.Cancel(inference_pb2.CancelRequest(request_id=request_id), timeout=WAIT_S)).cancelled)
+
+
+def count_cancellations(metrics: Metrics, ending: str, **labels: str) -> float:
+    """Return how many requests the frontend has counted that may have ended in this way."""
+    return sum(metrics.sum(CANCELLATIONS, cause=cause, **labels) for cause in COUNTED_CAUSES[ending])
 
 
 async def check_client_error(client: Client, ending: str) -> None:
