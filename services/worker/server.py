@@ -228,6 +228,8 @@ class Worker:
         self._gate.is_draining = True
         self._service.goaway(grace_s)
         await self._common.set_serving(is_serving=False)
+        for clients in self._clients:
+            clients.drain()
         await registrar.deregister()
         if not await self._gate.wait_quiet(grace_s):
             log.info("handing over", count=self._gate.count)

@@ -21,6 +21,7 @@ from structlog.testing import capture_logs
 from services.core.call import Cause, Phase
 from services.core.errors import Failure, Reason
 from services.core.request import FinishReason
+from services.http.h2.wire.frames import GOAWAY, PREFACE, SETTINGS, FrameReader, frame
 from services.registry.memory_store import MemoryStore
 from services.rpc.status import CHANNEL_OPTIONS, failure_of
 from services.runtime.process import StartupError
@@ -341,6 +342,26 @@ async def working(engine: Any, folder: Path, **config: Any) -> AsyncIterator[dic
 
 
 # Leaving
+
+
+def test_leaving_worker_tells_its_clients_over_grpc_in_two_steps(tmp_path: Path) -> None:
+    """As a frontend does. Bug: their connections just ended."""
+
+    async def scenario() -> list[int]:
+        async with working(ManualEngine(), tmp_path) as worker:
+            host, _, port = worker["address"].rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(PREFACE + frame(SETTINGS, 0, 0))
+            begun = await reader.read(1)
+            worker["stopping"].set()
+            frames, kinds = FrameReader(), []
+            frames.feed(begun + await reader.read())
+            writer.close()
+            while (one := frames.next()) is not None:
+                kinds.append(one.kind)
+            return kinds
+
+    assert run_async(scenario()).count(GOAWAY) == 2
 
 
 def test_leaving_worker_refuses_a_request_that_was_on_its_way_instead_of_losing_it(tmp_path: Path) -> None:

@@ -244,6 +244,10 @@ class Connection(H1Exchange, asyncio.Protocol):
     def leave(self) -> None:
         self.transport.close()
 
+    def close(self) -> None:
+        if self.task is None:
+            self.leave()
+
     def abort(self) -> None:
         """Close the connection at once, and cancel the running answer."""
         self.transport.abort()

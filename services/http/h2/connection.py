@@ -75,6 +75,7 @@ class H2Connection(asyncio.Protocol):
         self.context = context
         self.tasks: set[asyncio.Task[None]] = set()
         self.heads_size = self.bodies_size = 0
+        self.has_probe = False
         self.transport: asyncio.Transport
         self._only_request = only_request
         self._exchanges: set[Stream] = set()
@@ -196,10 +197,15 @@ class H2Connection(asyncio.Protocol):
         """Close the connection, which answers no request."""
         if self._state == "lingering":
             self.transport.abort()
-        elif self.context.clients.is_closing:
-            self._leave_now()
         else:
             self.drain()
+
+    def close(self) -> None:
+        self._frames.refuse_waiting()
+        if self.tasks:
+            self.drain()
+        elif self.is_reading:
+            self._leave_now()
 
     def on_broken(self, error: H2Error) -> None:
         log.debug("client broke HTTP/2", code=error.code.name, why=str(error))

@@ -275,6 +275,11 @@ class FrameHandler(FrameFeed):
         self.streams.remove(stream.id, "ended" if code is None else "reset")
         self._owner.on_closed(stream)
 
+    def refuse_waiting(self) -> None:
+        """The server closes: refuse what has not begun."""
+        for stream in self.streams:
+            stream.receiver.on_closing()
+
     def lose_streams(self) -> None:
         """The client is gone, or is told to leave: end all streams, and the tasks that answer them, some at a time."""
         self.arrivals.stop()

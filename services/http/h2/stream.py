@@ -62,6 +62,10 @@ class Receiver(Protocol):
         """The request has not been complete for `body_read_s_max`."""
         ...
 
+    def on_closing(self) -> None:
+        """The server closes the connection. A request that has not begun is refused."""
+        ...
+
     def on_reset(self) -> None:
         """The stream was reset, by either side, or the client has gone. Nothing more can be sent."""
         ...
@@ -386,6 +390,9 @@ class _Gone:
         """Never called."""
 
     def on_late(self) -> None:
+        """Never called."""
+
+    def on_closing(self) -> None:
         """Never called."""
 
     def on_reset(self) -> None:

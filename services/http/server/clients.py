@@ -27,6 +27,10 @@ class Client(Protocol):
         """Close the connection, which answers no request."""
         ...
 
+    def close(self) -> None:
+        """Refuse what has not begun, and close the connection once the running answers have ended."""
+        ...
+
     def abort(self) -> None:
         """Close the connection at once, and cancel its task."""
         ...
@@ -87,10 +91,11 @@ class Clients:
             client.drain()
 
     async def close(self, seconds_max: float) -> None:
-        """Close connections without a request, wait up to `seconds_max` for running answers, then close the rest."""
+        """Close connections without an answer, wait up to `seconds_max` for running answers, then close the rest."""
         self.is_closing = True
-        for client in [one for one in self._open if not one.tasks]:
-            client.leave()
+        for client in list(self._open):
+            client.close()
+        await asyncio.sleep(0)  # What they send last leaves at the end of this iteration of the event loop.
         if tasks := [task for one in self._open for task in one.tasks]:
             await asyncio.wait(tasks, timeout=seconds_max)
         for client in list(self._open):

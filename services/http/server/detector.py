@@ -56,6 +56,8 @@ class Detector(asyncio.Protocol):
     def leave(self) -> None:
         self._transport.close()
 
+    close = leave
+
     def abort(self) -> None:
         self._transport.abort()
 

@@ -1,8 +1,9 @@
 """Limits what is done for clients in one iteration of the event loop.
 
 If 5,000 requests started at once, one iteration would take seconds, in which no other stream would get a token and no
-probe an answer. Instead a few requests start in each iteration, in the order in which they came. Likewise frames of
-HTTP/2: a read may bring hundreds, and each may cost as much as a client likes.
+probe an answer. Instead a few requests start in each iteration, in the order in which they came; a probe does not wait,
+but a second one on its connection does. Likewise frames of HTTP/2: a read may bring hundreds, and each may cost as much
+as a client likes.
 """
 
 import asyncio

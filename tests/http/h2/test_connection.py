@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from services.http.h2.wire.frames import (
     window_update,
 )
 from services.http.h2.writer import FrameWriter
-from services.http.server.config import HttpConfig
+from services.http.server.config import PROBE_RPC, HttpConfig
 from tests.http.grpc.support import EMPTY_CALL, INPUT_CALL, message, raw_client, serving_rpcs
 from tests.http.grpc.support import HEADERS as RPC
 from tests.http.h2.support import (
@@ -43,6 +44,7 @@ from tests.http.h2.support import (
     settings,
 )
 from tests.http.support import HANG, Script, StubFrontend, error_of, events, run, serving
+from tests.support.clock import WAIT_S
 
 
 def texts(body: bytes) -> str:
@@ -404,6 +406,97 @@ def test_idle_connection_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
             client.send(frame(PING, ACK, 0, DRAIN_PING))
 
             assert await client.end() is ErrorCode.NO_ERROR
+
+    run(test)
+
+
+# The end of the server
+
+
+def test_requests_that_have_not_begun_may_be_sent_again_when_the_server_closes() -> None:
+    """Bug: they got no answer, and their clients could not tell whether they had been run."""
+
+    async def test() -> None:
+        script = Script("a", HANG)
+        async with serving(script) as server, connected(server) as client:
+            running = client.post(COMPLETIONS, STREAMED)
+            await script.running.wait()
+            server.context.start_limiter.start = lambda _: None  # type: ignore[method-assign, assignment]  # It is nobody's turn.
+            waiting = client.post(COMPLETIONS, STREAMED)
+            arriving = client.open(COMPLETIONS, ends=False)
+            await client.answer(client.get("/live"))
+
+            await server.clients.close(0)
+
+            await client.end()
+            assert [client.answers[one].reset for one in (waiting, arriving)] == [ErrorCode.REFUSED_STREAM] * 2
+            assert client.answers[running].reset is not ErrorCode.REFUSED_STREAM
+
+    run(test)
+
+
+def test_request_whose_turn_comes_while_the_server_closes_is_refused_likewise() -> None:
+    async def test() -> None:
+        script = Script("a", HANG)
+        async with serving(script) as server, connected(server) as client:
+            client.post(COMPLETIONS, STREAMED)
+            await script.running.wait()
+            async with asyncio.TaskGroup() as group:
+                closing = group.create_task(server.clients.close(WAIT_S))
+                while not server.clients.is_closing:
+                    await asyncio.sleep(0)
+                late = client.post(COMPLETIONS, STREAMED)
+
+                answer = await client.answer(late)
+
+                assert answer.reset is ErrorCode.REFUSED_STREAM
+                for task in list(connection_of(server).tasks):
+                    task.cancel()
+                await closing
+
+    run(test)
+
+
+@pytest.mark.parametrize("has_rpc", [True, False])
+def test_client_is_told_when_the_server_closes(has_rpc: bool) -> None:
+    """Bug: with an rpc under way it was not."""
+
+    async def test() -> None:
+        async with serving_rpcs() as rpcs, raw_client(rpcs) as client:
+            if has_rpc:
+                client.open(INPUT_CALL, RPC, ends=False)
+            await client.answer(client.get("/live"))
+
+            await rpcs.context.clients.close(0)
+
+            assert await client.end() is ErrorCode.NO_ERROR
+
+    run(test)
+
+
+# Health checks
+
+
+@pytest.mark.parametrize("is_rpc", [False, True])
+def test_health_check_does_not_wait_for_its_turn_but_those_beside_it_do(is_rpc: bool) -> None:
+    """As over HTTP/1.1, where they come one after another."""
+
+    async def test() -> None:
+        async with serving_rpcs() as rpcs, raw_client(rpcs) as client:
+            rpcs.routes.methods[PROBE_RPC] = rpcs.routes.methods[EMPTY_CALL]
+            waiting: list[Callable[[], None]] = []
+            rpcs.context.start_limiter.start = waiting.append  # type: ignore[method-assign, assignment]
+
+            def probe() -> int:
+                return client.post(PROBE_RPC, message(b""), RPC) if is_rpc else client.get("/live")
+
+            first, second = probe(), probe()
+            await client.answer(first)
+            assert len(waiting) == 1
+            assert second not in client.answers
+            await client.answer(probe())
+            waiting[0]()
+            await client.answer(second)
 
     run(test)
 

@@ -190,6 +190,9 @@ class _Receiver:
     def on_late(self) -> None:
         self._note("late")
 
+    def on_closing(self) -> None:
+        self._note("closing")
+
     def on_reset(self) -> None:
         self._note("reset")
 

@@ -26,6 +26,10 @@ class Client:
     def leave(self) -> None:
         self.recorded.close()
 
+    def close(self) -> None:
+        if not self.tasks:
+            self.leave()
+
     def abort(self) -> None:
         self.recorded.abort()
         for task in self.tasks:
