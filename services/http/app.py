@@ -93,10 +93,10 @@ class HttpApp:
         if self._shortage is not None:
             self._shortage.count_pause()
 
-    def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> bytes:
+    def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> tuple[HttpRequest, Response]:
         request = HttpRequest(method="", path="", headers=headers, keeps_alive=False)
         request.id = request_id_of(request)
         request.shared = self._cors.headers_of(request)
         response = error_response(Failure(Reason.INVALID_ARGUMENT, str(broken)), request.id)
         response.status = broken.status
-        return response.encode(request, is_last=True)
+        return request, response

@@ -161,7 +161,8 @@ class Connection(H1Exchange, asyncio.Protocol):
         self._context.clients.set_busy(self)
         if self.transport.is_closing():
             return
-        self.transport.write(self._context.app.refusal(broken, parser.headers))
+        request, response = self._context.app.refusal(broken, parser.headers)
+        self.transport.write(response.encode(request, is_last=True))
         self._leave()
 
     def _stop_timer(self) -> None:

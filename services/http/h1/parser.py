@@ -86,7 +86,7 @@ class RequestParser:
             if progress is not None and self.is_midway:
                 self._pending_bytes = self._pending_bytes + len(data) if self._progress() == progress else 0
                 if self._pending_bytes > HEAD_BYTES_MAX:
-                    raise _large_head()
+                    raise head_too_large()
         except BrokenHead as broken:
             self.broken = broken
         except Failure as fault:
@@ -149,7 +149,7 @@ class RequestParser:
     def _count_head(self, size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > HEAD_BYTES_MAX:
-            raise _large_head()
+            raise head_too_large()
 
     # Callbacks of httptools. After the head is complete they report trailers, which are ignored, or, to a parser that
     # restarted at the body, a made-up head.
@@ -213,7 +213,8 @@ def path_of(target: str) -> str:
     return unquote(path) if "%" in path else path
 
 
-def _large_head() -> BrokenHead:
+def head_too_large() -> BrokenHead:
+    """What is wrong with a head of more than HEAD_BYTES_MAX."""
     return BrokenHead(431, f"the head of the request has more than {HEAD_BYTES_MAX} bytes: send fewer headers")
 
 

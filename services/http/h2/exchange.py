@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from services.core.client_flow import ClientBounds
 from services.core.errors import Failure, Reason
-from services.http.h1.parser import too_large
+from services.http.h1.parser import head_too_large, too_large
 from services.http.h2.request import Host, Request
 from services.http.h2.stream import Stream
 from services.http.h2.wire.fields import RequestHead, encode_fields, encode_status
@@ -19,7 +19,7 @@ from services.http.server.messages import HttpRequest, Response
 class H2Exchange(Request):
     """One request, and the way back to its client. See `Exchange` and `Receiver`."""
 
-    __slots__ = ("_body", "_request", "send")
+    __slots__ = ("_body", "_broken", "_request", "send")
 
     def __init__(self, host: Host, stream: Stream, head: RequestHead) -> None:
         super().__init__(host, stream, head.size)
@@ -28,7 +28,10 @@ class H2Exchange(Request):
             method=head.method, path=head.path, headers=head.headers, is_chunkable=False
         )
         self.send = stream.send  # Every event takes this path.
-        if head.content_length is not None and head.content_length > host.context.app.body_bytes_max:
+        self._broken = head_too_large() if head.is_too_large else None
+        if self._broken is not None:
+            self.begin()
+        elif head.content_length is not None and head.content_length > host.context.app.body_bytes_max:
             self._refuse(too_large(host.context.app.body_bytes_max))
 
     # Receiving
@@ -84,7 +87,12 @@ class H2Exchange(Request):
         request, self._request = self._request, None  # An answer may take minutes.
         self._forget_head()
         assert request is not None, "a request is answered once"
-        await self._host.context.app.answer(request, self)
+        app = self._host.context.app
+        if self._broken is None:
+            await app.answer(request, self)
+        else:
+            refused, response = app.refusal(self._broken, request.headers)
+            await self.finish(self.encode(response, refused), self._host.context.config.client, refused.id)
 
     # Sending
 

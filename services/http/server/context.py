@@ -33,8 +33,11 @@ class App(Protocol):
         """Send the answer. Raises only CancelledError."""
         ...
 
-    def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> bytes:
-        """The response to bytes that are not a request. `headers`: those that could be read, by lower-case names."""
+    def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> tuple[HttpRequest, Response]:
+        """What takes the place of a request that could not be read, and the response to it.
+
+        `headers`: those that could be read, by lower-case names.
+        """
         ...
 
     def no_room(self, request: HttpRequest) -> Response:

@@ -46,8 +46,8 @@ class HoldingApp:
             await self.turns.acquire()
         exchange.write(exchange.encode(Response(b""), request))
 
-    def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> bytes:
-        return b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
+    def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> tuple[HttpRequest, Response]:
+        return HttpRequest(method="", path="", headers=headers), Response(b"", status=400)
 
     def no_room(self, request: HttpRequest) -> Response:
         raise AssertionError(request.path)

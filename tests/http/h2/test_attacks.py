@@ -7,10 +7,11 @@ import asyncio
 import json
 from collections.abc import Callable
 
+import grpc
 import pytest
 
 from services.core.client_flow import ClientBounds
-from services.http.h1.parser import HEAD_BYTES_MAX
+from services.core.errors import Reason
 from services.http.h2 import receiving
 from services.http.h2.bounds import budget
 from services.http.h2.bounds.budget import CONTROL_FRAMES_MAX, RESETS_MAX
@@ -21,21 +22,25 @@ from services.http.h2.wire.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
+    FRAME_BYTES_MAX,
     HEADERS,
     PING,
     PRIORITY,
     ErrorCode,
     Frame,
     frame,
+    headers_frames,
     rst_stream,
     window_update,
 )
-from services.http.h2.wire.header_block import CONTINUATIONS_MAX
+from services.http.h2.wire.header_block import BLOCK_BYTES_MAX, CONTINUATIONS_MAX
 from services.http.h2.writer import UNSENT_BYTES_MAX
 from services.http.server.config import HttpConfig
 from services.http.server.turn_limits import FRAMES_A_TURN_MAX
+from tests.http.grpc.support import EMPTY_CALL, error_in, raw_client, serving_rpcs
+from tests.http.grpc.support import HEADERS as RPC
 from tests.http.h2.support import COMPLETION, COMPLETIONS, STREAMED, Client, connected, connection_of, settings
-from tests.http.support import HANG, Script, Server, run, serving
+from tests.http.support import HANG, Script, Server, error_of, run, serving
 
 PRIORITY_OF_3 = frame(PRIORITY, 0, 3, bytes(5))
 FLOODS: dict[str, Callable[[int], bytes]] = {
@@ -189,7 +194,7 @@ def test_block_of_header_fields_is_bounded() -> None:
     async def test() -> None:
         async with serving(Script()) as server, connected(server) as client:
             client.send(frame(HEADERS, END_STREAM, 1, client.block("/live")))
-            client.send(frame(CONTINUATION, 0, 1, literal(b"x", b"y" * 16_000)) * 5)
+            client.send(frame(CONTINUATION, 0, 1, literal(b"x", b"y" * 16_000)) * 9)
 
             assert await client.end() is ErrorCode.ENHANCE_YOUR_CALM
 
@@ -202,7 +207,7 @@ def test_block_that_expands_beyond_its_bound_ends_the_connection() -> None:
     async def test() -> None:
         async with serving(Script()) as server, connected(server) as client:
             stored = b"\x40" + literal(b"x", b"y" * 3900)[1:]
-            bomb = client.block("/live") + stored + b"\xbe" * (HEAD_BYTES_MAX // 3900 + 1)
+            bomb = client.block("/live") + stored + b"\xbe" * (BLOCK_BYTES_MAX // 3900 + 1)
             client.send(frame(HEADERS, END_HEADERS | END_STREAM, 1, bomb))
 
             assert await client.end() is ErrorCode.ENHANCE_YOUR_CALM
@@ -218,6 +223,49 @@ def test_large_head_within_the_bound_is_served() -> None:
             client.send(frame(CONTINUATION, END_HEADERS, 1, block[32_000:]))
 
             assert (await client.answer(1)).status == 200
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_expanded", [False, True], ids=["as it is", "by the dynamic table"])
+def test_head_above_its_bound_is_refused_and_the_connection_goes_on(is_expanded: bool) -> None:
+    """Bug: it ended the connection, with all streams on it."""
+
+    async def test() -> None:
+        async with serving(Script("a", HANG)) as server, connected(server) as client:
+            beside = client.post(COMPLETIONS, STREAMED)
+            await client.until(lambda: client.answers[beside].body)
+            large = "y" * 3_900
+            fields = {"x-request-id": "r-1", "x-first": large, "x-last": "z"}
+            if not is_expanded:
+                fields |= {f"x-{number}": large for number in range(20)}
+            block = client.block("/live", fields, method="GET") + (b"\xbf" * 20 if is_expanded else b"")
+            stream_id, client._next_id = client._next_id, client._next_id + 2
+            client.send(headers_frames(stream_id, block, is_last=True))
+
+            refused = await client.answer(stream_id)
+            assert (refused.status, refused.has_ended, refused.reset) == (431, True, None)
+            assert refused.headers["x-request-id"] == "r-1"
+            assert "send fewer headers" in error_of(refused.body)["message"]
+            known = client.open("/live", {"x-last": "z"}, "GET", ends=True)
+            assert (await client.answer(known)).status == 200, "the dynamic table is as the client knows it"
+            assert client.answers[beside].reset is None
+
+    run(test)
+
+
+def test_rpc_with_a_head_above_its_bound_is_refused_with_a_reason() -> None:
+    async def test() -> None:
+        async with serving_rpcs() as rpcs, raw_client(rpcs) as client:
+            fields = RPC | {f"x-{number}": "y" * 100 for number in range(900)}
+            block = client.block(EMPTY_CALL, fields)
+            assert len(block) > 4 * FRAME_BYTES_MAX
+            client.send(headers_frames(1, block, is_last=True))
+
+            refused = await client.answer(1)
+
+        assert refused.headers["grpc-status"] == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+        assert error_in(refused.headers).reason == Reason.INVALID_ARGUMENT
 
     run(test)
 

@@ -13,9 +13,11 @@ from functools import lru_cache
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 from msgspec import Struct
+from msgspec.structs import replace
 
 from services.http.h1.parser import HEAD_BYTES_MAX, path_of
 from services.http.h2.wire.frames import ErrorCode, H2Error, StreamError
+from services.http.h2.wire.header_block import BLOCK_BYTES_MAX
 
 Fields = list[tuple[bytes, bytes]]
 
@@ -34,7 +36,7 @@ class RequestHead(Struct):
     """The head of a request.
 
     `headers`: by name; several values of one are joined. `path`: see HttpRequest. `size`: bytes of memory that it
-    takes, about.
+    takes, about. `is_too_large`: it has more than HEAD_BYTES_MAX, and is to be refused.
     """
 
     method: str
@@ -42,10 +44,13 @@ class RequestHead(Struct):
     headers: Mapping[str, str]
     content_length: int | None = None
     size: int = 0
+    is_too_large: bool = False
 
 
 FIELD_BYTES = 200
 """Memory that a field takes besides its bytes: two strings, and its place in a dict."""
+ENTRY_BYTES = 32
+"""What the protocol counts for a field besides its bytes. Source: RFC 9113, section 6.5.2."""
 BLOCK_BYTES_KEPT = 1024
 """The largest block that is remembered."""
 
@@ -60,7 +65,7 @@ class FieldDecoder:
     __slots__ = ("_block", "_decoder", "_fields", "_head")
 
     def __init__(self) -> None:
-        self._decoder = Decoder(max_header_list_size=HEAD_BYTES_MAX)
+        self._decoder = Decoder(max_header_list_size=BLOCK_BYTES_MAX)
         self._block: bytes | None = None
         self._fields: Fields = []
         self._head: RequestHead | None = None
@@ -86,7 +91,7 @@ class FieldDecoder:
         if self._head is None:
             self._head = head_of(fields)
         head = self._head
-        return RequestHead(head.method, head.path, dict(head.headers), head.content_length, head.size)
+        return replace(head, headers=dict(head.headers))
 
     def _table(self) -> tuple[object, int, int]:
         """What changes whenever the dynamic table does: its newest entry, an object of its own, and its sizes."""
@@ -97,7 +102,7 @@ class FieldDecoder:
         try:
             return [(name, value) for name, value in self._decoder.decode(block, raw=True)]
         except OversizedHeaderListError:
-            why = f"header fields of more than {HEAD_BYTES_MAX} bytes"
+            why = f"header fields of more than {BLOCK_BYTES_MAX} bytes"
             raise H2Error(ErrorCode.ENHANCE_YOUR_CALM, why) from None
         except HPACKError as error:
             raise H2Error(ErrorCode.COMPRESSION_ERROR, f"header fields cannot be decoded: {error}"[:200]) from None
@@ -123,8 +128,15 @@ def head_of(fields: Fields) -> RequestHead:
     path = pseudo[b":path"].decode("latin-1")
     if not path.startswith("/") and path != "*":
         raise _malformed(b":path")
-    size = sum([FIELD_BYTES + len(name) + len(value) for name, value in fields])
-    return RequestHead(pseudo[b":method"].decode("latin-1"), path_of(path), headers, _content_length(headers), size)
+    size = sum([len(name) + len(value) for name, value in fields])
+    return RequestHead(
+        method=pseudo[b":method"].decode("latin-1"),
+        path=path_of(path),
+        headers=headers,
+        content_length=_content_length(headers),
+        size=size + FIELD_BYTES * len(fields),
+        is_too_large=size + ENTRY_BYTES * len(fields) > HEAD_BYTES_MAX,
+    )
 
 
 def check_trailers(fields: Fields) -> None:

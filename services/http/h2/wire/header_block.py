@@ -3,8 +3,11 @@
 from services.http.h1.parser import HEAD_BYTES_MAX
 from services.http.h2.wire.frames import END_HEADERS, END_STREAM, ErrorCode, Frame, H2Error, StreamError, unpadded
 
+BLOCK_BYTES_MAX = 2 * HEAD_BYTES_MAX
+"""A block of header fields, encoded and decoded. One above HEAD_BYTES_MAX is decoded all the same, since later blocks
+rest on it, and its request is refused. A larger one ends the connection: to decode it would hold up other streams."""
 CONTINUATIONS_MAX = 32
-"""CONTINUATION frames of one block. Four carry the largest block that is decoded."""
+"""CONTINUATION frames of one block. Seven carry the largest block that is decoded."""
 
 
 class HeaderBlock:
@@ -32,8 +35,8 @@ class HeaderBlock:
         self._continuations += 1
         if self._continuations > CONTINUATIONS_MAX:
             raise H2Error(ErrorCode.ENHANCE_YOUR_CALM, f"more than {CONTINUATIONS_MAX} CONTINUATION frames")
-        if len(self._data) + len(one.payload) > HEAD_BYTES_MAX:
-            raise H2Error(ErrorCode.ENHANCE_YOUR_CALM, f"a block of header fields of more than {HEAD_BYTES_MAX} bytes")
+        if len(self._data) + len(one.payload) > BLOCK_BYTES_MAX:
+            raise H2Error(ErrorCode.ENHANCE_YOUR_CALM, f"a block of header fields of more than {BLOCK_BYTES_MAX} bytes")
         self._data += one.payload
         self.is_complete = bool(one.flags & END_HEADERS)
 

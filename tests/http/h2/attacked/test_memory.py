@@ -11,7 +11,6 @@ from functools import cache
 
 import pytest
 
-from services.http.h1.parser import HEAD_BYTES_MAX
 from services.http.h2.bounds.budget import CONTROL_FRAMES_MAX, RESETS_MAX
 from services.http.h2.request import HEADS_BYTES_MAX
 from services.http.h2.wire.fields import literal
@@ -27,6 +26,7 @@ from services.http.h2.wire.frames import (
     rst_stream,
     window_update,
 )
+from services.http.h2.wire.header_block import BLOCK_BYTES_MAX
 from services.http.h2.writer import UNSENT_BYTES_MAX
 from services.rpc.status import MESSAGE_BYTES_MAX
 from tests.http.grpc.interop_service import SERVICE
@@ -216,9 +216,9 @@ ATTACKS = {
     "empty DATA": Attack(empty_data),
     "small DATA": Attack(small_data, BODY_BYTES_MAX),
     "windows opened by 1": Attack(windows_opened_by_one, CLIENT.buffer_bytes_max),
-    "CONTINUATION": Attack(endless_head, HEAD_BYTES_MAX),
-    "HPACK bomb": Attack(bomb_of_fields, HEAD_BYTES_MAX),
-    "many fields": Attack(many_fields, HEAD_BYTES_MAX),
+    "CONTINUATION": Attack(endless_head, BLOCK_BYTES_MAX),
+    "HPACK bomb": Attack(bomb_of_fields, BLOCK_BYTES_MAX),
+    "many fields": Attack(many_fields, BLOCK_BYTES_MAX),
     "large heads": Attack(large_heads, HEADS_BYTES_MAX),
     "incomplete bodies": Attack(incomplete_bodies, BODY_BYTES_MAX),
     "incomplete messages": Attack(incomplete_messages, BODY_BYTES_MAX),

@@ -5,7 +5,6 @@ from hpack import Decoder, Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.http.h1.parser import HEAD_BYTES_MAX
 from services.http.h2.wire.fields import (
     BLOCK_BYTES_KEPT,
     FieldDecoder,
@@ -17,6 +16,7 @@ from services.http.h2.wire.fields import (
     literal,
 )
 from services.http.h2.wire.frames import ErrorCode, H2Error, StreamError
+from services.http.h2.wire.header_block import BLOCK_BYTES_MAX
 
 REQUEST: Fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/v1/a%20b?x=1"), (b":authority", b"h:1")]
 
@@ -170,7 +170,7 @@ def test_heads_of_a_remembered_block_share_nothing() -> None:
         (b"\xff\xff\xff\xff\xff\xff", ErrorCode.COMPRESSION_ERROR),
         (b"\x80", ErrorCode.COMPRESSION_ERROR),
         (b"\x00\x05ab", ErrorCode.COMPRESSION_ERROR),
-        (literal(b"x", b"y" * HEAD_BYTES_MAX), ErrorCode.ENHANCE_YOUR_CALM),
+        (literal(b"x", b"y" * BLOCK_BYTES_MAX), ErrorCode.ENHANCE_YOUR_CALM),
     ],
 )
 def test_block_that_cannot_be_decoded_ends_the_connection(block: bytes, code: ErrorCode) -> None:

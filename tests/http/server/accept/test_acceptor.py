@@ -40,7 +40,7 @@ class RecordingApp:
         self.served.append(request.path)
         exchange.write(exchange.encode(Response(request.path.encode()), request))
 
-    def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> bytes:
+    def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> tuple[HttpRequest, Response]:
         raise AssertionError(broken)
 
     def no_room(self, request: HttpRequest) -> Response:
