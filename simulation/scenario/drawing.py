@@ -39,7 +39,7 @@ FEATURES = (
     "long prompts",
 )
 LONG_PROMPT = 5000
-SLOW_ODDS = 0.06
+SLOW_ODDS = 0.08
 """How many runs have clients that are too slow for their answers."""
 LEASES_LAPSE_S = 15.0
 LAPSE_ODDS = 0.15
@@ -66,6 +66,7 @@ CHAINS: tuple[tuple[tuple[str, FaultKind, str], ...], ...] = (
         ("a second attempt has a worker", "one_way", ELSEWHERE),
         ("a second attempt begins", "kill", THERE),
     ),
+    (("tokens come", "drain", THERE), ("a second attempt takes over", "drain", THERE)),
     (("tokens come", "partition", THERE), ("a stream moves", "drain", ELSEWHERE)),
     (("tokens come", "kill", HERE), ("an answer is adopted", "kill", THERE)),
     (("a stream is let go of", "kill", THERE), ("an answer is looked for", "freeze", HERE)),
@@ -94,6 +95,7 @@ def draw_plan(seed: int) -> Plan:
         buffer_bytes=chance.choice([2048, 16 * 1024, 256 * 1024]),
         heartbeat_s=0.25,
         drain_s=chance.choice([0.02, 0.3, 5.0, 5.0]),
+        records_max=chance.choice([4096, 4096, 2]),
         splits_ends=chance.random() < 0.15,
         idle_s=0.5,
     )
@@ -158,7 +160,7 @@ def _featured(chance: random.Random, request: RequestPlan, plan: Plan, features:
         request = replace(request, logprobs=chance.choice([0, 2]))
     if has("deadlines", 0.3):
         request = replace(request, deadline_s=chance.choice([0.05, 0.3, 1.0]))
-    if has("limits", 0.4):
+    if has("limits", 0.25):
         request = replace(request, migration_limit=chance.choice([0, 1]))
     if has("keeps"):
         request = _kept(chance, request, features)

@@ -29,6 +29,7 @@ class Invariants:
         self._history = history
         self._epochs: dict[Generation, int] = {}
         self._reserved_since: dict[str, float] = {}
+        self._moves_from: dict[Any, Any] = {}  # The session of a migration while another attempt delivers.
         watch(self._watched(), world.problems.append)
 
     def _watched(self) -> Iterable[Watched]:
@@ -37,7 +38,8 @@ class Invariants:
         lose = "services.frontend.session.session:WorkerSession.lose"
         yield Watched("a session was lost without a cause", lose, self._is_lost_without_cause, before=True)
         take_over = "services.frontend.migration.migration:Migration._try_take_over"
-        yield Watched("", take_over, self._on_take_over, before=True)
+        yield Watched("", take_over, self._before_take_over, before=True)
+        yield Watched("", take_over, self._on_take_over)
 
     def _is_older(self, outcome: object, generation: Generation, _owner: Owner, epoch: int) -> bool:
         if isinstance(outcome, BaseException):
@@ -79,12 +81,24 @@ class Invariants:
             self._stop(process, f"the engine has {len(worker._engine._rank_of)}, {execute.running_count} run")
         if worker._gate.count != len(execute._active):
             self._stop(process, f"{worker._gate.count} requests are inside, {len(execute._active)} run or wait")
+        self._check_records(process, worker._service.generations)
+
+    def _check_records(self, process: Process, store: Any) -> None:
+        """What waits without an owner is within its bounds, and is counted rightly."""
+        detached = store._detached
+        if len(detached) > self._plan.records_max:
+            self._stop(process, f"{len(detached)} records wait, of at most {self._plan.records_max}")
+        if (size := sum(one.size for one in detached)) != store.detached_bytes:
+            self._stop(process, f"records that wait have {size} bytes, not {store.detached_bytes}")
 
     def check_frontend(self, process: Process) -> None:
-        """A stream that is reserved for a choice is joined soon."""
+        """A worker counts with its open streams, and a stream that is reserved for a choice is joined soon."""
         if (frontend := process.owner) is None:
             return
         for session in frontend._pool._sessions.values():
+            if session.candidate.in_flight_count != len(session._streams) and not session.is_lost:
+                counts = f"{session.candidate.in_flight_count}, though {len(session._streams)} are open"
+                self._stop(process, f"the streams on {session.name} count as {counts}")
             if not session._streams._reserved:
                 self._reserved_since.pop(session.key, None)
             elif self._world.now > self._reserved_since.setdefault(session.key, self._world.now) + JOIN_S_MAX:
@@ -117,22 +131,25 @@ class Invariants:
 
         self._world.after(self._soon_s, check)
 
-    def _on_take_over(self, _: object, migration: Any, _attempt: object, position: int) -> bool:
+    def _before_take_over(self, _: object, migration: Any, *__: object) -> bool:
+        self._moves_from[migration] = migration._current.session
+        return False
+
+    def _on_take_over(self, outcome: object, migration: Any, *_: object) -> bool:
         """The worker from which a stream moves stops soon."""
-        session, began_s = migration._current.session, self._world.now
-        call, choice = migration._call, migration._request.choice
+        session, began_s = self._moves_from.pop(migration), self._world.now
         worker = None if session is None else self._worker_of(session)
+        request_id, choice = migration._call.request_id, migration._request.choice
 
         def check() -> None:
-            current = getattr(migration, "_current", None)  # None: the request is over.
-            has_moved = current is None or current.session is not session
-            if worker is None or worker.is_dead or not has_moved or not self._history.is_calm(began_s, self._world.now):
+            if worker is None or worker.is_dead or not self._history.is_calm(began_s, self._world.now):
                 return
             for active in worker.owner._execute._active.values():
-                if active.call.request_id == call.request_id and active.request.choice == choice:
-                    self._world.problems.append(f"{worker.name}: {call.request_id} runs on though it has moved")
+                if (active.call.request_id, active.request.choice) == (request_id, choice):
+                    self._world.problems.append(f"{worker.name}: {request_id} runs on though it has moved")
 
-        self._world.after(self._soon_s, check)
+        if outcome is True:
+            self._world.after(self._soon_s, check)
         return False
 
 

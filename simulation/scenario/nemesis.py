@@ -85,7 +85,9 @@ class Nemesis:
             request_queue_limit=plan.places,
             queue_timeout_s=plan.wait_s,
             drain_timeout_s=plan.drain_s,
-            session=FrontendSessionConfig(heartbeat_s=plan.heartbeat_s, detach=DetachConfig()),
+            session=FrontendSessionConfig(
+                heartbeat_s=plan.heartbeat_s, detach=DetachConfig(records_max=plan.records_max)
+            ),
         )
         process.on_turn = lambda: self._invariants.check_worker(process)
         return process

@@ -95,6 +95,7 @@ class Plan:
     `slots`, `places`: N and Q of each worker. `wait_s`: how long a request may wait for a slot. `refusals`: how many
     submissions each engine refuses, from the first on. `prefill_us`: what each token of a prompt takes the engine.
     `odd_worker`: whether the last worker has another model card than the others, so that it cannot stand in for them.
+    `records_max`: how many records of answers a worker keeps without an owner.
     `splits_ends`: whether workers send some ends of streams later than others, as they may.
     `turn_s_max`: how long an iteration of an event loop takes at most. `latency_s`: of the network. `idle_s`: how long
     the plane runs on after its last request, at least.
@@ -115,6 +116,7 @@ class Plan:
     buffer_bytes: int
     heartbeat_s: float
     drain_s: float
+    records_max: int
     splits_ends: bool
     idle_s: float
     requests: tuple[RequestPlan, ...] = field(default=())

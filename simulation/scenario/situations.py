@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from services.core.errors import Failure, Reason
+from services.core.interface import Finish
 from services.frontend.migration.policy import Verdict
 from simulation.scenario.watching import Watched
 
@@ -54,9 +55,9 @@ SITUATIONS = (
         _returns(True),
     ),
     Watched(
-        "the first attempt finishes before the second takes over",
-        "services.frontend.migration.migration:judge_second",
-        _returns(Verdict.IGNORE, Verdict.GIVE_UP),
+        "a stream ends while a second attempt is prepared",
+        f"{_MIGRATION}._run_attempts",
+        lambda outcome, m: isinstance(outcome, Finish) and m._second is not None,
     ),
     Watched(
         "a second attempt is too far behind and starts again",
@@ -175,7 +176,7 @@ SITUATIONS = (
         f"{_FRONTEND}.layers.route:Route._on_failure",
         lambda _, r, worker, failure, *a: failure.reason is Reason.WORKER_AT_CAPACITY,
     ),
-    Watched("a waiting request is cancelled", "services.worker.execute:Execute._end_waiting", _always),
+    Watched("a waiting request waits too long", "services.worker.execute:Execute._end_waiting", _always),
     Watched("a request comes while the process drains", "services.core.gate:Gate.enter", _fails(Reason.DRAINING)),
     Watched(
         "streams are left at the end of a drain",
