@@ -56,8 +56,8 @@ class Client(ABC):
         for _ in range(RETURNS_MAX):
             if not (plan.is_kept and plan.is_streamed) or self._is_settled:
                 break
-            was_refused = answer.failure is not None
-            await asyncio.sleep(self._chance.random() * BACK_S_MAX if was_refused else plan.away_s)
+            has_dropped = answer.failure is None and answer.losses[-1:] == [DROPPED]
+            await asyncio.sleep(plan.away_s if has_dropped else self._chance.random() * BACK_S_MAX)
             answer.failure = None
             frontend = self._any_frontend()
             self._say(f"comes back at frontend-{frontend} with {answer.cursor or 'nothing'}")

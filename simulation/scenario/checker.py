@@ -6,7 +6,7 @@ from simulation.clients.answer import Answer, Choice, Visit
 from simulation.clients.client import DROPPED
 from simulation.scenario.history import History
 from simulation.scenario.oracle import expected_choice
-from simulation.scenario.plan import Plan, RequestPlan
+from simulation.scenario.plan import RECORDS_ENOUGH, Plan, RequestPlan
 
 LOST = frozenset(
     {"NO_WORKERS", "CANNOT_CONNECT", "DISCONNECTED", "STALLED", "DRAINING", "STREAM_INCOMPLETE", "PROTOCOL_VIOLATION"}
@@ -98,7 +98,8 @@ class Checker:
         yield "STREAM_EXPIRED"
         may_have_ended = request.deadline_s is not None or self._is_cancelled(request) or self._plan.is_tight
         was_never_there = request.rival_of is not None or not answer.token_count
-        if self._history.struck or may_have_ended or was_never_there:
+        is_lost = self._history.loss_count(answer.visits[0].began_s, visit.ended_s) > 0
+        if is_lost or may_have_ended or was_never_there or self._plan.records_max < RECORDS_ENOUGH:
             yield "STREAM_NOT_FOUND"
 
     def _is_cancelled(self, request: RequestPlan) -> bool:

@@ -13,6 +13,7 @@ from simulation.scenario.plan import (
     ELSEWHERE,
     FAULT_KINDS,
     HERE,
+    RECORDS_ENOUGH,
     SLOTS_ENOUGH,
     THERE,
     WIRES,
@@ -68,7 +69,9 @@ CHAINS: tuple[tuple[tuple[str, FaultKind, str], ...], ...] = (
     ),
     (("tokens come", "drain", THERE), ("a second attempt takes over", "drain", THERE)),
     (("tokens come", "partition", THERE), ("a stream moves", "drain", ELSEWHERE)),
+    (("tokens come", "kill", HERE),),
     (("tokens come", "kill", HERE), ("an answer is adopted", "kill", THERE)),
+    (("tokens come", "partition", THERE), ("a stream moves", "kill", HERE)),
     (("a stream is let go of", "kill", THERE), ("an answer is looked for", "freeze", HERE)),
 )
 """Faults that strike what the plane does about the one before: moment, kind, target."""
@@ -78,7 +81,7 @@ def draw_plan(seed: int) -> Plan:
     """The plan of a seed."""
     chance = random.Random(f"{seed}/plan")
     is_tight = chance.random() < 0.35
-    features = frozenset(one for one in FEATURES if chance.random() < 0.45)
+    features = frozenset(one for one in FEATURES if chance.random() < (0.6 if one == "keeps" else 0.45))
     plan = Plan(
         seed=seed,
         workers=chance.choice([1, 2, 2, 2, 3]),
@@ -95,8 +98,8 @@ def draw_plan(seed: int) -> Plan:
         buffer_bytes=chance.choice([2048, 16 * 1024, 256 * 1024]),
         heartbeat_s=0.25,
         drain_s=chance.choice([0.02, 0.3, 5.0, 5.0]),
-        records_max=chance.choice([4096, 4096, 2]),
-        splits_ends=chance.random() < 0.15,
+        records_max=chance.choice([RECORDS_ENOUGH, RECORDS_ENOUGH, 2]),
+        splits_ends=chance.random() < (0.5 if is_tight and "choices" in features else 0.1),
         idle_s=0.5,
     )
     if chance.random() < SLOW_ODDS:
@@ -247,6 +250,8 @@ def _chain(chance: random.Random, plan: Plan) -> list[Fault]:
             target=target,
             other=HERE if kind in ON_WAYS else "",
         )
+        if kind == "partition":
+            fault = replace(fault, duration_s=chance.choice([0.3, 1.5, 1.5, 4.0]))
         faults.append(fault)
     return faults
 

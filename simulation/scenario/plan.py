@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 SLOTS_ENOUGH = 64
+RECORDS_ENOUGH = 4096
 
 Reader = Literal["normal", "slow", "leaves", "cancels", "goes on"]
 Wire = Literal["http1", "http2", "grpc"]
