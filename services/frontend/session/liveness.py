@@ -38,7 +38,7 @@ class Liveness:
         self._config = config
         self._clock = clock
         self._load = worker_pb2.Load()
-        self._may_prefill = True
+        self._may_prefill = False
         self._heard_at = self._stepped_at = clock()
 
     def on_message(self) -> None:
