@@ -46,6 +46,8 @@ def _settle(session: WorkerSession, stream: Stream, call: Call, kept: Kept, inde
     | runs | has an id that its client was never told | it is cancelled |
     | runs | was ended by a stop string | its engine stops, and its record is held |
     | runs | has lost its client, or this process ends | it is let go of |
+
+    A stream that ends in the same turn of the event loop in which its request is cancelled counts as one that runs.
     """
     if stream.ended.done() and not stream.ended.cancelled():  # A request that is cancelled cancels what it waits for.
         if stream.ended.exception() is None:
@@ -60,7 +62,7 @@ def _settle(session: WorkerSession, stream: Stream, call: Call, kept: Kept, inde
     elif call.attempt.is_needed and kept.generation.is_told and not _is_over(call, kept):
         session.let_go(stream)
     else:
-        session.close(stream)
+        session.close(stream, has_record=True)
 
 
 def _leave(session: WorkerSession, call: Call, generation: Generation, index: int) -> None:

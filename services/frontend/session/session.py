@@ -149,9 +149,9 @@ class WorkerSession:
             self._liveness.restart(self._clock())  # An idle worker was allowed a longer silence.
         return stream
 
-    def close(self, stream: Stream) -> None:
+    def close(self, stream: Stream, *, has_record: bool = False) -> None:
         """See `StreamTable.close`."""
-        self._streams.close(stream)
+        self._streams.close(stream, has_record=has_record and not self.is_lost)
         self._hang_up_if_left()
 
     def stop(self, stream: Stream) -> None:

@@ -25,10 +25,21 @@ class _HoldingSink:
 class Stream:
     """One request on a session. What arrives before the request has joined is kept for it.
 
-    `ended`: its finish or its failure. `position`: of the next token.
+    `ended`: its finish or its failure. `is_complete`: the worker has ended it well. `position`: of the next token.
     """
 
-    __slots__ = ("_choice", "_finish", "_has_logprobs", "_sink", "_vocab_size", "attempt", "ended", "id", "position")
+    __slots__ = (
+        "_choice",
+        "_finish",
+        "_has_logprobs",
+        "_sink",
+        "_vocab_size",
+        "attempt",
+        "ended",
+        "id",
+        "is_complete",
+        "position",
+    )
 
     def __init__(self, stream_id: int, request: Request, vocab_size: int, ended: asyncio.Future[Finish]) -> None:
         self.id = stream_id
@@ -40,6 +51,7 @@ class Stream:
         self._has_logprobs = request.logprobs is not None
         self.position = len(request.generated_token_ids)
         self._finish: Finish | None = None
+        self.is_complete = False
 
     def join(self, attempt: Attempt, sink: Sink) -> None:
         """Deliver to `sink` what has arrived and what follows, and report to `attempt`. Call it once."""
@@ -89,7 +101,9 @@ class Stream:
         """End the stream with its finish reason. Ignored if the stream has ended."""
         if self._finish is None:
             self.fail(Failure(Reason.ENGINE_ERROR, "the engine ended the stream without a finish reason"))
-        elif not self.ended.done():
+            return
+        self.is_complete = True
+        if not self.ended.done():
             self.ended.set_result(self._finish)
 
     def fail(self, failure: Failure) -> None:

@@ -156,9 +156,12 @@ class StreamTable:
         self._remove(stream, frees_room=False)  # Its request goes on.
         self._writer.let_go(stream.id)
 
-    def close(self, stream: Stream) -> None:
-        """Forget the stream; cancel it if the worker has not ended it. Late tokens are dropped. Idempotent."""
-        if self._remove(stream, frees_room=True):
+    def close(self, stream: Stream, *, has_record: bool = False) -> None:
+        """Forget the stream; cancel it if the worker has not ended it, or `has_record` of it. Late tokens are dropped.
+
+        Idempotent, unless the worker has a record.
+        """
+        if self._remove(stream, frees_room=True) or (has_record and stream.is_complete):
             self._writer.cancel(stream.id)
 
     def _remove(self, stream: Stream, *, frees_room: bool) -> bool:

@@ -160,6 +160,13 @@ async def is_cancelled_by_id(carried: Carried) -> None:
     await leave(carried)
 
 
+async def is_cancelled_by_id_as_it_ends(carried: Carried) -> None:
+    """A bug: its record stayed with the worker, owned by this session, for as long as that lasted."""
+    carried.call.ending.fail(Failure(Reason.CANCELLED, "by id"), Cause.EXPLICIT)
+    carried.task.cancel()
+    await ends_well(carried)
+
+
 async def fails_elsewhere(carried: Carried) -> None:
     carried.generation.has_failed = True
     await leave(carried)
@@ -190,6 +197,13 @@ ROWS: list[tuple[str, str, Given, Callable[[Carried], Awaitable[None]], str]] = 
     ("was lost with its session", "goes on elsewhere", Given(attempt=ReplacedAttempt), is_lost, DISCARDED),
     ("runs", "has its answer from another attempt", Given(attempt=ReplacedAttempt), leave, CANCELLED),
     ("runs", "is cancelled by its id, has failed, or is past its deadline", Given(), is_cancelled_by_id, CANCELLED),
+    (
+        "runs",
+        "is cancelled by its id, has failed, or is past its deadline",
+        Given(),
+        is_cancelled_by_id_as_it_ends,
+        CANCELLED,
+    ),
     ("runs", "is cancelled by its id, has failed, or is past its deadline", Given(), fails_elsewhere, CANCELLED),
     (
         "runs",
