@@ -45,8 +45,8 @@ PLANTS = (
     Plant(
         "a stream that is closed is not cancelled at its worker",
         "services.frontend.session.stream_table",
-        "if self._remove(stream, frees_room=True):\n            self._writer.cancel(stream.id)",
-        "self._remove(stream, frees_room=True)",
+        "if self._remove(stream, frees_room=True) or (has_record and stream.is_complete):\n            self._writer",
+        "if self._remove(stream, frees_room=True) and has_record:\n            self._writer",
     ),
     Plant(
         "a stream that is reserved for a choice that never comes is not closed",

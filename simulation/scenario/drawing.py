@@ -46,11 +46,15 @@ LEASES_LAPSE_S = 15.0
 LAPSE_ODDS = 0.15
 """How many runs go on until the leases of workers that were killed have lapsed."""
 ON_WAYS: tuple[FaultKind, ...] = ("partition", "one_way", "latency")
+LASTING: tuple[FaultKind, ...] = ("partition", "one_way", "freeze", "freeze_registry")
 ON_REGISTRY: tuple[FaultKind, ...] = ("vanish_registry", "freeze_registry")
 CHAINS: tuple[tuple[tuple[str, FaultKind, str], ...], ...] = (
     (("tokens come", "drain", THERE),),
     (("tokens come", "kill", THERE),),
     (("tokens come", "partition", THERE),),
+    (("tokens come", "one_way", THERE),),
+    (("tokens come", "freeze", THERE),),
+    (("tokens come", "freeze", HERE),),
     (("an engine has begun", "kill", THERE), ("an engine has begun", "kill", THERE)),
     (("a request is sent to a worker", "kill", THERE), ("an engine has begun", "kill", THERE)),
     (("tokens come", "kill", THERE), ("a stream moves", "kill", ELSEWHERE)),
@@ -69,7 +73,7 @@ CHAINS: tuple[tuple[tuple[str, FaultKind, str], ...], ...] = (
     ),
     (("tokens come", "drain", THERE), ("a second attempt takes over", "drain", THERE)),
     (("tokens come", "partition", THERE), ("a stream moves", "drain", ELSEWHERE)),
-    (("tokens come", "kill", HERE),),
+    (("tokens come", "kill", HERE), (FAULT_MOMENT, "freeze_registry", "registry")),
     (("tokens come", "kill", HERE), ("an answer is adopted", "kill", THERE)),
     (("tokens come", "partition", THERE), ("a stream moves", "kill", HERE)),
     (("a stream is let go of", "kill", THERE), ("an answer is looked for", "freeze", HERE)),
@@ -181,7 +185,7 @@ def _kept(chance: random.Random, request: RequestPlan, features: frozenset[str])
     return replace(
         request,
         is_kept=True,
-        grace_s=chance.choice([0.1, 0.5, 5.0]),
+        grace_s=chance.choice([0.1, 0.5, 5.0, 5.0]),
         away_s=chance.choice([0.0, 0.05, 0.3]),
         drops=tuple(sorted(chance.randrange(request.max_tokens + 1) for _ in range(drops))),
         reader=chance.choice(["normal", "normal", "cancels"]),
@@ -250,7 +254,7 @@ def _chain(chance: random.Random, plan: Plan) -> list[Fault]:
             target=target,
             other=HERE if kind in ON_WAYS else "",
         )
-        if kind == "partition":
+        if kind in LASTING and moment in ("tokens come", FAULT_MOMENT):
             fault = replace(fault, duration_s=chance.choice([0.3, 1.5, 1.5, 4.0]))
         faults.append(fault)
     return faults
