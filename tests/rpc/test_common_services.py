@@ -6,8 +6,9 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from structlog.testing import capture_logs
 
 from services.core.gate import Gate
@@ -91,18 +92,33 @@ def test_method_that_the_library_lacks_is_unimplemented_and_no_bug() -> None:
     assert logs == []
 
 
-def test_reflection_names_every_service() -> None:
-    async def scenario() -> set[str]:
-        async with serving() as (_, channel):
-            call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
-            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-            answer: Any = await call.read()
-            await call.done_writing()
-            return {service.name for service in answer.list_services_response.service}
+@pytest.mark.parametrize("version", ["v1alpha", "v1"])
+def test_reflection_names_every_service_and_describes_itself(version: str) -> None:
+    """Newer tools ask for its final name, older ones for the other."""
+    name = f"grpc.reflection.{version}.ServerReflection"
 
-    assert run_async(scenario()) == {
+    async def scenario() -> tuple[set[str], str]:
+        async with serving() as (_, channel):
+            ask: Any = channel.stream_stream(
+                f"/{name}/ServerReflectionInfo",
+                request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+                response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+            )
+            call = ask()
+            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            listed = {service.name for service in (await call.read()).list_services_response.service}
+            await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=name))
+            [file] = (await call.read()).file_descriptor_response.file_descriptor_proto
+            await call.done_writing()
+            return listed, descriptor_pb2.FileDescriptorProto.FromString(file).package
+
+    listed, package = run_async(scenario())
+
+    assert package == f"grpc.reflection.{version}"
+    assert listed == {
         SERVICE,
         ADMIN,
         "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
         "grpc.reflection.v1alpha.ServerReflection",
     }

@@ -13,7 +13,6 @@ from services.http.grpc.messages import Compression
 from services.http.grpc.metadata import Metadata, RpcError, failed, head_block, metadata_in, misused, trailers_block
 from services.http.grpc.rpc import Method
 from services.http.grpc.stream_rpc import RejectedRpc, StreamRpc
-from services.http.h1.parser import head_too_large
 from services.http.h2.request import Host
 from services.http.h2.stream import Receiver, Stream
 from services.http.h2.wire.fields import RequestHead
@@ -84,8 +83,9 @@ class GrpcRoutes:
     def open(self, host: Host, stream: Stream, head: RequestHead) -> Receiver:
         """An rpc has begun to arrive. Returns what takes its content."""
         method = self.methods.get(head.path)
-        if head.is_too_large:
-            return RejectedRpc(host, stream, misused(grpc.StatusCode.RESOURCE_EXHAUSTED, str(head_too_large())))
+        if head.broken is not None:
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED if head.broken.status == 431 else grpc.StatusCode.INTERNAL
+            return RejectedRpc(host, stream, misused(code, str(head.broken)))
         if method is not None and head.method == "POST":
             return StreamRpc(host, stream, head, method, self)
         return RejectedRpc(host, stream, self._rejection(head))

@@ -27,6 +27,7 @@ from services.http.grpc.messages import (
     wants_gzip,
 )
 from services.http.grpc.metadata import Metadata, RpcError, failed, metadata_in, misused, timeout_s_in
+from services.http.server.exchange import wait_room
 from services.runtime.loop import clock
 
 _READ = MessageReader()
@@ -209,15 +210,6 @@ class Rpc(ABC):
     def end(self, code: StatusCode, message: str = "", trailing: Metadata = (), *, now: bool = False) -> None:
         """Send the status. `now`: without what waits for a client that does not read."""
 
-    async def wait_room(self) -> None:
-        """Wait until the client is not slow. If it disconnects, the waiting task is cancelled."""
-        outlet = self.outlet
-        if not outlet.has_room:
-            room = asyncio.Event()
-            outlet.on_room = room.set
-            await room.wait()
-            outlet.on_room = None
-
     async def send_any(self, message: bytes) -> None:
         """Send a message. A large one is compressed in a thread, unless that has too much to do."""
         if self.asked.compresses and len(message) > INLINE_BYTES_MAX:
@@ -307,7 +299,7 @@ class RpcContext:
         """Send a message, and wait while the client is slow."""
         rpc = self._rpc
         await rpc.send_any(rpc.asked.method.encode(message))
-        await rpc.wait_room()
+        await wait_room(rpc.outlet)
 
     @property
     def has_room(self) -> bool:

@@ -190,7 +190,7 @@ class StreamRpc(Ended, Rpc):
         try:
             await self.respond()
             if size := self._stream.unsent_size:
-                await taken_within(self.asked.rpcs.bounds, size, self, self._wait_sent(), self.asked.path)
+                await taken_within(self.asked.rpcs.bounds, size, self, self._stream.wait_sent(), self.asked.path)
         finally:
             self._release()
 
@@ -233,8 +233,3 @@ class StreamRpc(Ended, Rpc):
     def cut(self) -> None:
         error = failed(Failure(Reason.SLOW_CLIENT, "the client did not read the answer in time"))
         self.end(error.code, error.message, error.trailing, now=True)
-
-    async def _wait_sent(self) -> None:
-        sent = asyncio.Event()
-        self._stream.on_sent = sent.set
-        await sent.wait()

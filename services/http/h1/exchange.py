@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from services.core.client_flow import ClientBounds
 from services.http.server.cork import Cork
-from services.http.server.exchange import log_left, taken_within
+from services.http.server.exchange import log_left, taken_within, wait_room
 from services.http.server.messages import HttpRequest, Response, stream_head
 
 HIGH_WATER_BYTES = 64 * 1024
@@ -104,16 +104,9 @@ class H1Exchange:
         if not transport.get_write_buffer_size() or transport.is_closing():
             return  # Nothing to wait for, so no timer is needed.
         transport.set_write_buffer_limits(high=0)  # `has_room` becomes true when nothing is unsent.
-        await taken_within(bounds, len(last), self, self._wait_room(), request_id)
+        await taken_within(bounds, len(last), self, wait_room(self), request_id)
         if not transport.is_closing():
             transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-
-    async def _wait_room(self) -> None:
-        """Wait until `has_room`. If the client disconnects, the waiting task is cancelled."""
-        if not self.has_room:
-            room = asyncio.Event()
-            self.on_room = room.set
-            await room.wait()
 
     def cut(self) -> None:
         self.transport.abort()

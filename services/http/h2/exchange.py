@@ -1,11 +1,10 @@
 """A request over HTTP/2 for the application that HTTP/1.1 serves, and the way in which its answer is sent."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 
 from services.core.client_flow import ClientBounds
 from services.core.errors import Failure, Reason
-from services.http.h1.parser import head_too_large, too_large
+from services.http.h1.parser import too_large
 from services.http.h2.request import Host, Request
 from services.http.h2.stream import Stream
 from services.http.h2.wire.fields import RequestHead, encode_fields, encode_status
@@ -28,7 +27,7 @@ class H2Exchange(Request):
             method=head.method, path=head.path, headers=head.headers, is_chunkable=False
         )
         self.send = stream.send  # Every event takes this path.
-        self._broken = head_too_large() if head.is_too_large else None
+        self._broken = head.broken
         if self._broken is not None:
             self.begin()
         elif head.content_length is not None and head.content_length > host.context.app.body_bytes_max:
@@ -171,12 +170,7 @@ class H2Exchange(Request):
             return
         stream.end(last)
         if stream.unsent_size:
-            await taken_within(bounds, len(last), self, self._wait_sent(), request_id)
-
-    async def _wait_sent(self) -> None:
-        sent = asyncio.Event()
-        self._stream.on_sent = sent.set
-        await sent.wait()
+            await taken_within(bounds, len(last), self, self._stream.wait_sent(), request_id)
 
     def cut(self) -> None:
         self._stream.reset(ErrorCode.CANCEL)

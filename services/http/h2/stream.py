@@ -14,6 +14,7 @@ Source: RFC 9113, section 5.1. A stream exists from the head of its request on, 
 when the last frame is in the connection's write; until then, its content may wait for the client.
 """
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
@@ -193,6 +194,12 @@ class SendingHalf(ABC):
     def unsent_size(self) -> int:
         """Bytes of content that wait for the client."""
         return len(self._pending)
+
+    async def wait_sent(self) -> None:
+        """Wait until nothing waits any more, or the stream is closed."""
+        sent = asyncio.Event()
+        self.on_sent = sent.set
+        await sent.wait()
 
     def hold(self, size: int) -> None:
         """Bytes that wait above the stream until it has room."""

@@ -85,7 +85,7 @@ class FrameWriter:
     def flush_soon(self) -> None:
         """Write when the cork is released, or else in the next iteration of the event loop."""
         self.is_flush_due = True
-        if not self._cork.defer(self.flush):
+        if not self._cork.defer(self.flush, self.transport.abort):
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:

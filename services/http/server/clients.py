@@ -47,7 +47,7 @@ class Clients:
         self._idle: OrderedDict[Client, float] = OrderedDict()  # → idle since, in event-loop time
         self._timer: asyncio.TimerHandle | None = None
         self.on_removed: Callable[[], None] | None = None
-        """Called after a connection was removed."""
+        """Called after a connection was closed and removed."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -60,10 +60,14 @@ class Clients:
         self._open[client] = None
         self.set_idle(client)
 
-    def remove(self, client: Client) -> None:
-        """Remove a closed connection."""
+    def forget(self, client: Client) -> None:
+        """Another client has taken its connection over, which goes on."""
         self._open.pop(client, None)
         self.set_busy(client)
+
+    def remove(self, client: Client) -> None:
+        """Remove a closed connection."""
+        self.forget(client)
         if self.on_removed is not None:
             self.on_removed()
 

@@ -7,6 +7,7 @@ nothing comes between the writes.
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from services.core.common_layers import bug_failure
 
@@ -22,7 +23,7 @@ class Cork:
 
     def __init__(self) -> None:
         self._holds = 0
-        self._flushes: list[Callable[[], None]] = []
+        self._flushes: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self._writes: dict[asyncio.WriteTransport, bytes] = {}
 
     def write(self, transport: asyncio.WriteTransport, data: bytes) -> bool:
@@ -46,14 +47,17 @@ class Cork:
             for transport, data in writes.items():
                 _write(transport, data)
             flushes, self._flushes = self._flushes, []
-            for flush in flushes:
-                flush()
+            for flush, abort in flushes:
+                _guarded(flush, abort)
 
-    def defer(self, flush: Callable[[], None]) -> bool:
-        """Call `flush` at the last release, for a connection with a buffer of its own. Returns False if not held."""
+    def defer(self, flush: Callable[[], None], abort: Callable[[], None]) -> bool:
+        """Call `flush` at the last release, for a connection with a buffer of its own. Returns False if not held.
+
+        `abort`: closes the connection, if `flush` has a bug.
+        """
         if not self._holds:
             return False
-        self._flushes.append(flush)
+        self._flushes.append((flush, abort))
         return True
 
     def flush(self, transport: asyncio.WriteTransport) -> None:
@@ -63,10 +67,13 @@ class Cork:
 
 
 def _write(transport: asyncio.WriteTransport, data: bytes) -> None:
-    if transport.is_closing():
-        return
+    if not transport.is_closing():
+        _guarded(partial(transport.write, data), transport.abort)
+
+
+def _guarded(send: Callable[[], None], abort: Callable[[], None]) -> None:
     try:
-        transport.write(data)
+        send()
     except Exception as error:  # A bug with one client must not cost the others their data.
-        transport.abort()
+        abort()
         bug_failure(error, "(any) of a client that was written to")

@@ -43,7 +43,7 @@ class Detector(asyncio.Protocol):
     def _hand_over(self, connection: Connection | H2Connection, data: bytes) -> None:
         self._transport.set_protocol(connection)
         connection.connection_made(self._transport)
-        self._context.clients.remove(self)
+        self._context.clients.forget(self)
         if data:
             connection.data_received(data)
 

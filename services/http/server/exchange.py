@@ -100,6 +100,24 @@ class Sending(Protocol):
     def cut(self) -> None: ...
 
 
+class Slow(Protocol):
+    """Something that a client takes. See `Exchange`."""
+
+    on_room: Callable[[], None] | None
+
+    @property
+    def has_room(self) -> bool: ...
+
+
+async def wait_room(outlet: Slow) -> None:
+    """Wait until the client is not slow. If it disconnects, the waiting task is cancelled."""
+    if not outlet.has_room:
+        room = asyncio.Event()
+        outlet.on_room = room.set
+        await room.wait()
+        outlet.on_room = None
+
+
 async def taken_within(
     bounds: ClientBounds, size: int, exchange: Sending, sending: Coroutine[None, None, None], request_id: str
 ) -> None:

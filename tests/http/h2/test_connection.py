@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from grpc import StatusCode
 
 from services.core.client_flow import ClientBounds
 from services.core.errors import Reason
@@ -32,7 +33,7 @@ from services.http.h2.wire.frames import (
 )
 from services.http.h2.writer import FrameWriter
 from services.http.server.config import PROBE_RPC, HttpConfig
-from tests.http.grpc.support import EMPTY_CALL, INPUT_CALL, message, raw_client, serving_rpcs
+from tests.http.grpc.support import EMPTY_CALL, INPUT_CALL, error_in, message, raw_client, serving_rpcs
 from tests.http.grpc.support import HEADERS as RPC
 from tests.http.h2.support import (
     COMPLETION,
@@ -127,6 +128,33 @@ def test_requests_of_one_connection_do_not_wait_for_each_other() -> None:
             answer = await client.answer(client.get("/live"))
 
         assert answer.status == 200
+
+    run(test)
+
+
+@pytest.mark.parametrize(("host", "status"), [("X", 200), ("y", 400)])
+def test_host_that_differs_from_the_authority_is_refused(host: str, status: int) -> None:
+    """Proxies go by the one, and applications by the other."""
+
+    async def test() -> None:
+        async with serving(Script()) as server, connected(server) as client:
+            answer = await client.answer(client.open("/live", {"host": host}, "GET", ends=True))
+            beside = await client.answer(client.get("/live"))
+
+        assert (answer.status, beside.status) == (status, 200)
+        if status == 400:
+            assert error_of(answer.body)["message"] == "host is 'y' and :authority is 'x': send one of them"
+
+    run(test)
+
+
+def test_host_of_an_rpc_that_differs_from_the_authority_is_refused() -> None:
+    async def test() -> None:
+        async with serving_rpcs() as rpcs, raw_client(rpcs) as client:
+            answer = await client.answer(client.post(EMPTY_CALL, message(b""), RPC | {"host": "y"}))
+
+        assert answer.headers["grpc-status"] == str(StatusCode.INTERNAL.value[0])
+        assert error_in(answer.headers).reason == Reason.INVALID_ARGUMENT
 
     run(test)
 

@@ -110,6 +110,23 @@ def test_disconnected_client_costs_the_others_nothing() -> None:
     assert (gone.written, wire.written) == (b"a", b"ab")
 
 
+def test_flush_that_raises_disconnects_its_own_client_alone() -> None:
+    """Bug: those after it were not called."""
+    cork, faulty, wire = Cork(), RecordingTransport(), RecordingTransport()
+
+    def flush() -> None:
+        raise RuntimeError("a bug")
+
+    cork.hold()
+    assert cork.defer(flush, faulty.abort)
+    assert cork.defer(lambda: wire.write(b"a"), wire.abort)
+    with capture_logs() as logs:
+        cork.release()
+
+    assert (faulty.end, wire.end, wire.written) == ("aborted", None, b"a")
+    assert [one["log_level"] for one in logs] == ["error"]
+
+
 def test_write_that_raises_disconnects_its_own_client_alone() -> None:
     cork, faulty, wire = Cork(), Faulty(), RecordingTransport()
 

@@ -1,5 +1,7 @@
 """The first bytes of a connection say which version of HTTP it speaks, even if they come one by one."""
 
+import asyncio
+
 import pytest
 
 from services.http.h2.wire.frames import PREFACE
@@ -56,5 +58,30 @@ def test_connection_that_says_nothing_is_idle() -> None:
             writer.write(PREFACE[:5])
 
             assert await reader.read() == b""
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_http_2", [False, True])
+def test_connection_counts_as_ended_once_and_not_before_its_end(is_http_2: bool) -> None:
+    """Bug: an acceptor that waited for a connection to end was woken by the first bytes of another one."""
+
+    async def test() -> None:
+        async with serving(Script()) as server:
+            ended: list[None] = []
+            server.clients.on_removed = lambda: ended.append(None)
+            if is_http_2:
+                async with connected(server) as client:
+                    await client.answer(client.get("/live"))
+                    assert ended == []
+            else:
+                reader, writer = await server.connect()
+                writer.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+                await reader.readline()
+                assert ended == []
+                writer.close()
+            while not ended:
+                await asyncio.sleep(0.001)
+            assert (len(ended), len(server.clients)) == (1, 0)
 
     run(test)

@@ -15,9 +15,11 @@ from hpack import Decoder, HPACKError, OversizedHeaderListError
 from msgspec import Struct
 from msgspec.structs import replace
 
-from services.http.h1.parser import HEAD_BYTES_MAX, path_of
+from services.core.errors import quoted
+from services.http.h1.parser import HEAD_BYTES_MAX, head_too_large, path_of
 from services.http.h2.wire.frames import ErrorCode, H2Error, StreamError
 from services.http.h2.wire.header_block import BLOCK_BYTES_MAX
+from services.http.server.context import BrokenHead
 
 Fields = list[tuple[bytes, bytes]]
 
@@ -36,7 +38,7 @@ class RequestHead(Struct):
     """The head of a request.
 
     `headers`: by name; several values of one are joined. `path`: see HttpRequest. `size`: bytes of memory that it
-    takes, about. `is_too_large`: it has more than HEAD_BYTES_MAX, and is to be refused.
+    takes, about. `broken`: why it is to be refused.
     """
 
     method: str
@@ -44,7 +46,7 @@ class RequestHead(Struct):
     headers: Mapping[str, str]
     content_length: int | None = None
     size: int = 0
-    is_too_large: bool = False
+    broken: BrokenHead | None = None
 
 
 FIELD_BYTES = 200
@@ -123,20 +125,32 @@ def head_of(fields: Fields) -> RequestHead:
     for name in _REQUIRED:
         if not pseudo.get(name):
             raise _malformed(name)
+    broken = None
     if b":authority" in pseudo:
-        headers["host"] = pseudo[b":authority"].decode("latin-1")  # RFC 9113, section 8.3.1.
+        broken = _take_authority(headers, pseudo[b":authority"].decode("latin-1"))
     path = pseudo[b":path"].decode("latin-1")
     if not path.startswith("/") and path != "*":
         raise _malformed(b":path")
     size = sum([len(name) + len(value) for name, value in fields])
+    if size + ENTRY_BYTES * len(fields) > HEAD_BYTES_MAX:
+        broken = head_too_large()
     return RequestHead(
         method=pseudo[b":method"].decode("latin-1"),
         path=path_of(path),
         headers=headers,
         content_length=_content_length(headers),
         size=size + FIELD_BYTES * len(fields),
-        is_too_large=size + ENTRY_BYTES * len(fields) > HEAD_BYTES_MAX,
+        broken=broken,
     )
+
+
+def _take_authority(headers: dict[str, str], authority: str) -> BrokenHead | None:
+    """Have the host of the request where HTTP/1.1 has it. Returns what is wrong. Source: RFC 9113, section 8.3.1."""
+    given = headers.get("host", authority)
+    headers["host"] = authority
+    if given.lower() == authority.lower():
+        return None
+    return BrokenHead(400, f"host is {quoted(given)} and :authority is {quoted(authority)}: send one of them")
 
 
 def check_trailers(fields: Fields) -> None:
