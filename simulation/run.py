@@ -20,7 +20,7 @@ END_S = 120.0
 """Virtual time after which every request must have ended."""
 REST_S_MAX = 20.0
 """Virtual time within which the plane comes to rest afterwards."""
-REST_LOOK_S = 0.25
+REST_LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
