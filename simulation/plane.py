@@ -15,7 +15,6 @@ from services.worker.server import Worker, WorkerConfig
 from simulation.grpc.channel import Channel
 from simulation.runtime.determinism import is_installed
 from simulation.runtime.sockets import FcntlModule, SocketModule
-from simulation.runtime.transport import Transport
 from simulation.runtime.world import Process, World
 
 REGISTRY_PORT = 30_000
@@ -33,7 +32,6 @@ def worker_port(name: str) -> int:
 def install(world: World, excused: Collection[str] = ()) -> None:
     """Let the product's code run in this world. `excused`: what it may log although only faults make it do so."""
     assert is_installed(), "the product would run on the real clock"
-    world.network.transport_type = Transport
     _replace("services.runtime.listen", socket=SocketModule(world))
     _replace("services.http.h1.exchange", fcntl=FcntlModule(world))
     _replace("grpc.aio", insecure_channel=Channel)

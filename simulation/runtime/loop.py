@@ -7,9 +7,10 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from simulation.runtime.determinism import Clocks
+from simulation.runtime.network import Endpoint, Network
+from simulation.runtime.transport import Server, Transport
 
 if TYPE_CHECKING:
-    from simulation.runtime.network import Network
     from simulation.runtime.world import Process
 
 EXECUTOR_S_MAX = 0.002
@@ -161,13 +162,13 @@ class Loop(asyncio.AbstractEventLoop):
 
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
         endpoint = await self._network.connect(self._process, (host, port))
-        return self._network.attach(endpoint, protocol_factory())
+        return _attached(endpoint, protocol_factory())
 
     async def connect_accepted_socket(self, protocol_factory: Any, sock: Any, **_: Any) -> Any:
-        return self._network.attach(sock.detach(), protocol_factory())
+        return _attached(sock.detach(), protocol_factory())
 
     async def create_server(self, protocol_factory: Any, *_: Any, sock: Any = None, **__: Any) -> Any:
-        return self._network.serve(sock, protocol_factory)
+        return Server(self._network, sock.detach_listener(), protocol_factory)
 
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
         fd.set_reader(lambda: callback(*args))
@@ -191,3 +192,7 @@ class Loop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self._process.world.on_exception(self._process, context)
+
+
+def _attached(endpoint: Endpoint, protocol: Any) -> tuple[Transport, Any]:
+    return Transport(endpoint, protocol), protocol

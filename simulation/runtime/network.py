@@ -8,12 +8,12 @@ import errno
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simulation.runtime.determinism import Clocks
-from simulation.runtime.loop import Future
 
 if TYPE_CHECKING:
+    from simulation.runtime.loop import Future
     from simulation.runtime.world import Process, World
 
 RETRANSMIT_S = 0.2
@@ -194,7 +194,6 @@ class Network:
         self._endpoints: dict[Process, dict[int, Endpoint]] = {}
         self._descriptors: dict[Process, list[bool]] = {}
         self._next_port = FIRST_PORT
-        self.transport_type: Any = None
 
     # Descriptors
 
@@ -259,7 +258,7 @@ class Network:
             raise
         return mine
 
-    def _try_connect(self, mine: Endpoint, address: Address, connected: Future) -> None:
+    def _try_connect(self, mine: Endpoint, address: Address, connected: "Future") -> None:
         """Knock after a while, and again while a partition swallows that."""
 
         def knock() -> None:
@@ -282,7 +281,7 @@ class Network:
 
         self.world.after(self._delay_s(mine.process, mine.process), knock)
 
-    def _answer(self, mine: Endpoint, connected: Future, error: OSError | None) -> None:
+    def _answer(self, mine: Endpoint, connected: "Future", error: OSError | None) -> None:
         def tell() -> None:
             if connected.done() or mine.process.is_dead:
                 return
@@ -292,14 +291,6 @@ class Network:
                 connected.set_exception(error)
 
         self.world.after(self.latency_default_s, lambda: mine.process.post(tell))
-
-    def serve(self, sock: Any, protocol_factory: Callable[[], Any]) -> "Server":
-        """Accept all connections of a listening socket."""
-        return Server(self, sock.detach_listener(), protocol_factory)
-
-    def attach(self, endpoint: Endpoint, protocol: Any) -> tuple[Any, Any]:
-        """A transport for the endpoint."""
-        return self.transport_type(endpoint, protocol), protocol
 
     # What is in flight
 
@@ -355,21 +346,3 @@ class Network:
             self.close_listener(listener)
         for endpoint in list(self._endpoints.get(process, {}).values()):
             endpoint.close()
-
-
-class Server:
-    """What `create_server` returns."""
-
-    def __init__(self, network: Network, listener: Listener, protocol_factory: Callable[[], Any]) -> None:
-        self._network = network
-        self._listener = listener
-        self._factory = protocol_factory
-        listener.on_readable = self._accept
-        self._accept()
-
-    def _accept(self) -> None:
-        while self._listener.queue:
-            self._network.attach(self._listener.queue.popleft(), self._factory())
-
-    def close(self) -> None:
-        self._network.close_listener(self._listener)

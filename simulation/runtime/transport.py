@@ -1,9 +1,10 @@
-"""The transport of a connection: what asyncio's protocols see of an endpoint."""
+"""Transports and servers: what asyncio's protocols see of endpoints and listeners."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
-from simulation.runtime.network import Endpoint
+from simulation.runtime.network import Endpoint, Listener, Network
 
 HIGH_WATER_BYTES = 64 * 1024
 
@@ -155,3 +156,21 @@ class Transport(asyncio.Transport):
 
     def setsockopt(self, *_: Any) -> None:
         """As a socket: nothing depends on it here."""
+
+
+class Server:
+    """Accepts all connections of a listening socket. What `create_server` returns."""
+
+    def __init__(self, network: Network, listener: Listener, protocol_factory: Callable[[], Any]) -> None:
+        self._network = network
+        self._listener = listener
+        self._factory = protocol_factory
+        listener.on_readable = self._accept
+        self._accept()
+
+    def _accept(self) -> None:
+        while self._listener.queue:
+            Transport(self._listener.queue.popleft(), self._factory())
+
+    def close(self) -> None:
+        self._network.close_listener(self._listener)

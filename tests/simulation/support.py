@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from simulation.runtime.transport import Transport
+from simulation.runtime.transport import Server
 from simulation.runtime.world import Process, World
 
 PORT = 7_000
@@ -41,9 +41,7 @@ class Recorder(asyncio.Protocol):
 
 
 def world(seed: str = "test") -> World:
-    made = World(seed)
-    made.network.transport_type = Transport
-    return made
+    return World(seed)
 
 
 class Pair:
@@ -62,7 +60,7 @@ class Pair:
 
     async def _serve(self) -> None:
         listener = self.world.network.listen(self.server, ("127.0.0.1", PORT))
-        server = self.world.network.serve(_Listening(listener), lambda: self.theirs)
+        server = Server(self.world.network, listener, lambda: self.theirs)
         await asyncio.Event().wait()
         server.close()
 
@@ -74,11 +72,3 @@ class Pair:
         """Do something within a process, at once."""
         process.loop.call_soon(action)
         self.run(0.0)
-
-
-class _Listening:
-    def __init__(self, listener: Any) -> None:
-        self._listener = listener
-
-    def detach_listener(self) -> Any:
-        return self._listener
