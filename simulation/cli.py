@@ -92,10 +92,11 @@ def planted(number: int, seeds: int, first: int) -> None:
 
 @main.command()
 @click.argument("numbers", type=int, nargs=-1)
-def fingerprints(numbers: tuple[int, ...]) -> None:
+@click.option("--together", is_flag=True, help="Run them in one process, not each in its own.")
+def fingerprints(numbers: tuple[int, ...], together: bool) -> None:
     """Print a hash of all that happens in the runs of these seeds."""
-    from simulation.campaign import run_in_child
+    from simulation.campaign import run_in_child, run_together
 
-    for one in numbers:
-        result = run_in_child(draw_plan(one))
+    results = run_together(numbers) if together else [run_in_child(draw_plan(one)) for one in numbers]
+    for one, result in zip(numbers, results, strict=True):
         print(one, result if isinstance(result, str) else f"{result.fingerprint:08x}")

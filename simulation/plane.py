@@ -3,11 +3,14 @@
 import asyncio
 import importlib
 from collections.abc import Collection
+from itertools import count
 from typing import Any
 
 import structlog
 
 from services.frontend.server import Frontend, FrontendConfig
+from services.frontend.session.session import WorkerSession
+from services.http import request_id
 from services.registry.config import RegistryConfig
 from services.registry.server import serve as serve_registry
 from services.worker.engines.mocker import MockerConfig, MockerEngine
@@ -35,6 +38,8 @@ def install(world: World, excused: Collection[str] = ()) -> None:
     _replace("services.runtime.listen", socket=SocketModule(world))
     _replace("services.http.h1.exchange", fcntl=FcntlModule(world))
     _replace("grpc.aio", insecure_channel=Channel)
+    _replace("services.http.request_id", _ids=request_id._random_ids())  # It keeps random ids in store,
+    WorkerSession._numbers = count(1)  # and this what it has counted: a second run in a process would have others.
     structlog.get_config()["processors"][:] = [lambda _logger, level, event: _say(world, level, event, excused)]
 
 

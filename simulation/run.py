@@ -14,7 +14,7 @@ from simulation.scenario.invariants import Invariants, left_over, miscounted
 from simulation.scenario.nemesis import SETTLE_S, Nemesis, excused_by
 from simulation.scenario.plan import Plan
 from simulation.scenario.situations import SITUATIONS
-from simulation.scenario.watching import watch
+from simulation.scenario.watching import end_watching, watch
 
 END_S = 120.0
 """Virtual time after which every request must have ended."""
@@ -35,7 +35,14 @@ class Report:
 
 
 def run_plan(plan: Plan) -> Report:
-    """Run a plan to its end. Call it once in a process."""
+    """Run a plan to its end. Returns when nothing of it runs any more."""
+    try:
+        return _run(plan)
+    finally:
+        end_watching()
+
+
+def _run(plan: Plan) -> Report:
     world = World(str(plan.seed), turn_s_max=plan.turn_s_max)
     world.network.latency_default_s = plan.latency_s
     world.network.buffer_bytes = plan.buffer_bytes

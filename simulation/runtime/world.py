@@ -223,7 +223,9 @@ class World:
 
     def say(self, who: str, what: str) -> None:
         """Add a line to the trace."""
-        self.trace.append(f"{Clocks.now:12.6f} {who:<12} {what}")
+        line = f"{Clocks.now:12.6f} {who:<12} {what}"
+        self.trace.append(line)
+        self.fingerprint = zlib.crc32(line.encode(), self.fingerprint)
 
     def on_exception(self, process: Process, context: dict[str, Any]) -> None:
         """An exception that nobody handled: always a fault."""

@@ -23,8 +23,12 @@ class Watched:
     before: bool = False
 
 
+_watched: list[tuple[Any, str, Any]] = []
+"""What is watched: the owner of a function, its name, and the function."""
+
+
 def watch(all_watched: Iterable[Watched], on_met: Callable[[str], object]) -> None:
-    """Call `on_met` with the name of each condition when it is met. Call this once in a process."""
+    """Call `on_met` with the name of each condition when it is met, until `end_watching`."""
     by_place: dict[str, list[Watched]] = defaultdict(list)
     for one in all_watched:
         by_place[one.place].append(one)
@@ -34,7 +38,15 @@ def watch(all_watched: Iterable[Watched], on_met: Callable[[str], object]) -> No
         *classes, name = path.split(".")
         for outer in classes:
             owner = getattr(owner, outer)
-        setattr(owner, name, _wrapped(getattr(owner, name), watched, on_met))
+        function = getattr(owner, name)
+        _watched.append((owner, name, function))
+        setattr(owner, name, _wrapped(function, watched, on_met))
+
+
+def end_watching() -> None:
+    """Leave the product as it was before the first `watch`."""
+    while _watched:
+        setattr(*_watched.pop())
 
 
 def _wrapped(function: Any, watched: list[Watched], on_met: Callable[[str], object]) -> Any:

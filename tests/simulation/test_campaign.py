@@ -4,10 +4,17 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
+from simulation import campaign
+from simulation.campaign import Outcome
+from simulation.run import Report
+from simulation.scenario.plan import Plan
+
 SEEDS = 200
+FINGERPRINTS = r"(?:[0-9]+ [0-9a-f]{8}\n){20}"
 SEEDS_OF_A_TEST_S_MAX = 600
 
 
@@ -37,7 +44,53 @@ def test_same_seed_is_the_same_run_in_every_process() -> None:
     runs = {hash_seed: simulate("fingerprints", *seeds, hash_seed=hash_seed).stdout for hash_seed in ("0", "1", "4711")}
 
     assert len(set(runs.values())) == 1
-    assert re.fullmatch(r"(?:[0-9]+ [0-9a-f]{8}\n){20}", runs["0"])
+    assert re.fullmatch(FINGERPRINTS, runs["0"])
+
+
+def test_seed_is_the_same_run_after_others_in_its_process() -> None:
+    """So a campaign may run several seeds in one process."""
+    seeds = [str(seed) for seed in range(240, 260)]
+
+    alone, together = (simulate("fingerprints", *words, *seeds).stdout for words in ([], ["--together"]))
+
+    assert together == alone
+    assert re.fullmatch(FINGERPRINTS, alone)
+
+
+def campaign_of(monkeypatch: pytest.MonkeyPatch, run: Callable[[int, bool], tuple[str, ...]]) -> list[Outcome]:
+    """A campaign of three seeds. `run`: called with each seed, and with whether it is the first of its process."""
+    seeds_of_process: list[int] = []
+
+    def run_plan(plan: Plan) -> Report:
+        seeds_of_process.append(plan.seed)
+        problems = run(plan.seed, len(seeds_of_process) == 1)
+        return Report(problems, trace=(), fingerprint=0, turns=1, reached=frozenset())
+
+    monkeypatch.setattr(campaign, "run_plan", run_plan)
+    return list(campaign.run_seeds(range(3), jobs=1))
+
+
+def test_seed_that_ends_its_process_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(seed: int, is_first: bool) -> tuple[str, ...]:
+        if seed == 1:
+            os._exit(1)
+        return ()
+
+    assert [one.problems for one in campaign_of(monkeypatch, run)] == [(), ("the run died",), ()]
+
+
+def test_failure_that_does_not_come_in_a_process_of_its_own_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(seed: int, is_first: bool) -> tuple[str, ...]:
+        return () if is_first else ("lost",)
+
+    assert [one.problems for one in campaign_of(monkeypatch, run)] == [(), *[("lost (only after other seeds)",)] * 2]
+
+
+def test_failure_is_that_of_the_seed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(seed: int, is_first: bool) -> tuple[str, ...]:
+        return ("alone",) if is_first else ("after others",)
+
+    assert [one.problems for one in campaign_of(monkeypatch, run)] == [("alone",)] * 3
 
 
 @pytest.mark.parametrize(("number", "first"), [(8, 9), (10, 0)])
