@@ -32,6 +32,8 @@ from services.stubs import inference_pb2
 _EVENT = re.compile(rb"^id: (\S+)\r?\ndata: (\{.*\})\r?\n\r?\n", re.MULTILINE)
 _GENERATION_ID = re.compile(rb"^x-unbroken-generation-id: (\S+)", re.MULTILINE | re.IGNORECASE)
 _ERROR, _DONE, _CHUNKS_END = b'data: {"error"', b"data: [DONE]", b"0\r\n\r\n"
+END_BYTES = len(_DONE)
+"""How much of a piece may belong to an end that the next one completes."""
 _OK = b"HTTP/1.1 200 "
 _CONTINUE = b"x-on-disconnect", b"continue"
 _STREAM_ID = 1
@@ -47,8 +49,38 @@ class Answer:
     usage: Any = None
 
 
-class KeptStream(asyncio.Protocol, ABC):
-    """One client and its connection of the moment.
+class _Connection(asyncio.Protocol):
+    """One of a client's connections. What comes on one that it has left is ignored."""
+
+    def __init__(self, client: "KeptStream") -> None:
+        self._client: KeptStream | None = client
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.transport: asyncio.WriteTransport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._client is not None:
+            self._client.on_data(data, self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.end()
+
+    def end(self, why: bytes | None = None) -> None:
+        """It is of no more use. `why`: what it said instead of an answer."""
+        self._client = None
+        if self.ended.done():
+            return
+        if why is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(ConnectionError(why.decode(errors="replace")))
+
+
+class KeptStream(ABC):
+    """One client, which has one connection at a time.
 
     `times`: when something with tokens arrived. `is_complete`: the end of the answer has arrived. `resumes`: how often
     the client came back. `has_begun_well`: something has arrived as often as `begun_after` says.
@@ -93,40 +125,25 @@ class KeptStream(asyncio.Protocol, ABC):
         """The bytes that ask for the rest of the answer."""
 
     @abstractmethod
-    def data_received(self, data: bytes) -> None:
-        """Note what has arrived; `_end` when nothing else will."""
+    def on_data(self, data: bytes, connection: _Connection) -> None:
+        """Note what has arrived; end the connection when nothing else will."""
 
     async def _stream(self, address: str, request: bytes) -> None:
         host, port = address.rsplit(":", 1)
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
         self._connections.append([])
-        transport, _ = await asyncio.get_running_loop().create_connection(lambda: self, host, int(port))
+        transport, connection = await loop.create_connection(lambda: _Connection(self), host, int(port))
         try:
             transport.write(request)
-            await self._ended
+            await connection.ended
         finally:
+            connection.end()
             transport.close()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._end()
 
     def _on_tokens(self) -> None:
         self.times.append(time.monotonic())
         if len(self.times) == self._begun_after:
             self.has_begun_well.set()
-
-    def _end(self, why: bytes | None = None) -> None:
-        """The connection is of no more use. `why`: what it said instead of an answer."""
-        if self._ended.done():
-            return
-        if why is None:
-            self._ended.set_result(None)
-        else:
-            self._ended.set_exception(ConnectionError(why.decode(errors="replace")))
 
 
 class KeptSse(KeptStream):
@@ -161,17 +178,18 @@ class KeptSse(KeptStream):
     def address_of(self, frontend: Any) -> str:
         return str(frontend.http).removeprefix("http://")
 
-    def data_received(self, data: bytes) -> None:
+    def on_data(self, data: bytes, connection: _Connection) -> None:
         pieces = self._connections[-1]
         if (not pieces and not data.startswith(_OK)) or _ERROR in data:
-            self._end(data[:SHOWN_BYTES])
+            connection.end(data[:SHOWN_BYTES])
             return
+        tail = (pieces[-1][-END_BYTES:] if pieces else b"") + data  # An end may come in two pieces.
         pieces.append(data)
         if EVENT in data:
             self._on_tokens()
-        self.is_complete |= _DONE in data
-        if data.endswith(_CHUNKS_END):
-            self._end()
+        self.is_complete |= _DONE in tail
+        if tail.endswith(_CHUNKS_END):
+            connection.end()
 
     def _first_request(self) -> bytes:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: bench\r\n%b: %b\r\nContent-Length: %d\r\n\r\n"
@@ -218,17 +236,17 @@ class KeptRpc(KeptStream):
     def address_of(self, frontend: Any) -> str:
         return str(frontend.grpc)
 
-    def data_received(self, data: bytes) -> None:
+    def on_data(self, data: bytes, connection: _Connection) -> None:
         for kind, flags, stream_id, payload in self._cutter.feed(data):
             if stream_id == 0:
                 if reply := answer_to(kind, flags, payload):
-                    self._transport.write(reply)
+                    connection.transport.write(reply)
             elif kind == DATA:
                 self._connections[-1].append(payload)
                 self._on_tokens()
             elif kind == RST_STREAM or (kind == HEADERS and flags & END_STREAM):
                 self.is_complete = any(_parsed(one).complete_final for one in list(self._messages())[-1:])
-                self._end(None if self.is_complete else payload[:SHOWN_BYTES])
+                connection.end(None if self.is_complete else payload[:SHOWN_BYTES])
 
     def _first_request(self) -> bytes:
         return self._rpc("Generate", self._request.SerializeToString(), literal(*_CONTINUE))

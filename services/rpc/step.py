@@ -11,13 +11,7 @@ from operator import add
 
 from services.core.errors import Failure, Reason
 from services.core.interface import TokenLogprobs
-from services.rpc.logprob_columns import (
-    LogprobsOf,
-    put_entry_logprobs,
-    put_logprobs,
-    read_entry_logprobs,
-    read_logprobs,
-)
+from services.rpc.logprob_columns import Columns, columns_of, joined, put_items, read_columns, read_items
 from services.stubs import worker_pb2
 
 Entries = dict[int, tuple[int, list[int]]]
@@ -36,13 +30,20 @@ def put_entries(
     `logprobs`: stream id → one item for each of its tokens, for the streams that have log probabilities.
     `has_columns`: they are in columns, which a frontend of an earlier version does not read.
     """
+    _put_tokens(step, entries)
+    if logprobs:
+        by_entry = {index: logprobs[stream_id] for index, stream_id in enumerate(entries) if stream_id in logprobs}
+        if has_columns:
+            columns_of(by_entry).put(step)
+        else:
+            put_items(step, by_entry)
+
+
+def _put_tokens(step: worker_pb2.Step, entries: Entries) -> None:
     step.stream_ids.extend(entries)
     step.positions.extend([position for position, _ in entries.values()])
     step.token_counts.extend([len(token_ids) for _, token_ids in entries.values()])
     step.token_ids.extend([token for _, token_ids in entries.values() for token in token_ids])
-    if logprobs:
-        by_entry = {index: logprobs[stream_id] for index, stream_id in enumerate(entries) if stream_id in logprobs}
-        (put_logprobs if has_columns else put_entry_logprobs)(step, by_entry)
 
 
 def read_entries(step: worker_pb2.Step) -> Iterable[tuple[int, int, list[int], Sequence[TokenLogprobs] | None]]:
@@ -53,25 +54,32 @@ def read_entries(step: worker_pb2.Step) -> Iterable[tuple[int, int, list[int], S
     columns = _read(step)
     if columns is None:
         raise Failure(Reason.PROTOCOL_VIOLATION, "the columns of a step have unequal lengths")
-    return columns.entries()
+    logprobs: Iterable[Sequence[TokenLogprobs] | None] = repeat(None)
+    if columns.logprobs is not None or step.logprobs:
+        found = read_items(step) if columns.logprobs is None else columns.logprobs.by_entry(columns.counts)
+        logprobs = map(found.get, range(len(columns.counts)))
+    return zip(columns.stream_ids, columns.positions, columns.tokens(), logprobs, strict=False)
 
 
 @dataclass(slots=True)
-class _Columns:
-    """The columns of a step, each as a list. `logprobs`: by entry, for the entries that have log probabilities."""
+class _Step:
+    """The columns of a step, each as a list. `logprobs`: None if it has no columns of log probabilities."""
 
     stream_ids: list[int]
     positions: list[int]
     counts: list[int]
     token_ids: list[int]
-    logprobs: LogprobsOf
+    logprobs: Columns | None
 
-    def entries(self) -> Iterable[tuple[int, int, list[int], Sequence[TokenLogprobs] | None]]:
-        logprobs = map(self.logprobs.get, range(len(self.counts))) if self.logprobs else repeat(None)
-        return zip(self.stream_ids, self.positions, _grouped(self.token_ids, self.counts), logprobs, strict=False)
+    def tokens(self) -> list[list[int]]:
+        """The tokens of each entry. The common case, one token for each, has a shortcut."""
+        if self.counts.count(1) == len(self.counts):
+            return [[token] for token in self.token_ids]
+        start = 0
+        return [self.token_ids[start : (start := start + count)] for count in self.counts]
 
 
-def _read(step: worker_pb2.Step) -> _Columns | None:
+def _read(step: worker_pb2.Step) -> _Step | None:
     """The columns, validated: None if an entry lacks a stream, a position, a count, or what it counts.
 
     Each column is copied: to iterate over a message's own list takes twice as long.
@@ -80,32 +88,17 @@ def _read(step: worker_pb2.Step) -> _Columns | None:
     token_ids = step.token_ids[:]
     if not len(stream_ids) == len(positions) == len(counts) or sum(counts) != len(token_ids):
         return None
-    logprobs = _read_logprobs(step, counts)
-    return None if logprobs is None else _Columns(stream_ids, positions, counts, token_ids, logprobs)
-
-
-def _read_logprobs(step: worker_pb2.Step, counts: Sequence[int]) -> LogprobsOf | None:
-    if step.HasField("logprob_columns"):
-        return read_logprobs(step, counts)
-    return read_entry_logprobs(step) if step.logprobs else _NO_LOGPROBS
-
-
-_NO_LOGPROBS: LogprobsOf = {}
-
-
-def _grouped(token_ids: list[int], counts: list[int]) -> list[list[int]]:
-    """The tokens of each entry. The common case, one token for each, has a shortcut."""
-    if counts.count(1) == len(counts):
-        return [[token] for token in token_ids]
-    start = 0
-    return [token_ids[start : (start := start + count)] for count in counts]
+    logprobs = None
+    if step.HasField("logprob_columns") and (logprobs := read_columns(step, counts)) is None:
+        return None
+    return _Step(stream_ids, positions, counts, token_ids, logprobs)
 
 
 class StepRun:
     """Consecutive steps of one session that can be merged into one."""
 
     def __init__(self) -> None:
-        self._steps: list[_Columns] = []
+        self._steps: list[_Step] = []
         self._next_positions: dict[int, int] = {}  # By stream id.
         self._with_logprobs: set[int] = set()  # Ids of the streams whose tokens all have log probabilities.
 
@@ -129,11 +122,12 @@ class StepRun:
         self._steps.append(columns)
         return True
 
-    def _try_add_logprobs(self, columns: _Columns, stream_ids: Set[int]) -> bool:
+    def _try_add_logprobs(self, columns: _Step, stream_ids: Set[int]) -> bool:
         """Note which streams have log probabilities. Returns False and notes nothing if the step breaks that rule."""
-        if not (columns.logprobs or self._with_logprobs):
+        if columns.logprobs is None and not self._with_logprobs:
             return True
-        with_logprobs = {columns.stream_ids[entry] for entry in columns.logprobs}
+        entries = () if columns.logprobs is None else columns.logprobs.entries
+        with_logprobs = {columns.stream_ids[entry] for entry in entries}
         if (with_logprobs ^ self._with_logprobs) & self._next_positions.keys() & stream_ids:
             return False
         self._with_logprobs |= with_logprobs
@@ -142,13 +136,17 @@ class StepRun:
     def merge_into(self, merged: worker_pb2.Step) -> None:
         """Fill an empty step with one entry for each stream, in the order of their first entries."""
         entries: Entries = {}
-        logprobs: dict[int, list[TokenLogprobs]] = {}
+        logprobs: dict[int, Columns] = {}
         for step in self._steps:
-            for stream_id, position, token_ids, values in step.entries():
+            for stream_id, position, token_ids in zip(step.stream_ids, step.positions, step.tokens(), strict=True):
                 entries.setdefault(stream_id, (position, []))[1].extend(token_ids)
-                if values is not None:
-                    logprobs.setdefault(stream_id, []).extend(values)
-        put_entries(merged, entries, logprobs)
+            if step.logprobs is not None:
+                for entry, one in step.logprobs.split(step.counts):
+                    logprobs.setdefault(step.stream_ids[entry], Columns()).extend(one)
+        _put_tokens(merged, entries)
+        if logprobs:
+            numbers = enumerate(entries)
+            joined({entry: logprobs[stream_id] for entry, stream_id in numbers if stream_id in logprobs}).put(merged)
 
 
 def cut(step: worker_pb2.Step, streams_max: int) -> Sequence[worker_pb2.Step]:
@@ -159,6 +157,7 @@ def cut(step: worker_pb2.Step, streams_max: int) -> Sequence[worker_pb2.Step]:
     if len(step.stream_ids) <= streams_max or step.logprobs or (columns := _read(step)) is None:
         return [step]
     stream_ids, positions, counts, token_ids = columns.stream_ids, columns.positions, columns.counts, columns.token_ids
+    logprobs = {} if columns.logprobs is None else dict(columns.logprobs.split(counts))
     bounds = [0, *accumulate(counts)]  # Where the tokens of each entry begin, and where the last ones end.
     parts = []
     for start in range(0, len(stream_ids), streams_max):
@@ -169,7 +168,7 @@ def cut(step: worker_pb2.Step, streams_max: int) -> Sequence[worker_pb2.Step]:
             token_counts=counts[start:stop],
             token_ids=token_ids[bounds[start] : bounds[stop]],
         )
-        if mine := {entry - start: one for entry, one in columns.logprobs.items() if start <= entry < stop}:
-            put_logprobs(part, mine)
+        if mine := {entry - start: one for entry, one in logprobs.items() if start <= entry < stop}:
+            joined(mine).put(part)
         parts.append(part)
     return parts

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from bench.clients.kept_streams import Answer, KeptRpc, KeptSse, KeptStream
+from bench.clients.kept_streams import Answer, KeptRpc, KeptSse, KeptStream, _Connection
 from bench.clients.wires import DATA, END_HEADERS, END_STREAM, HEADERS, frame
 from services.stubs.inference_pb2 import Delta, FinishReason, GenerateResponse, TokenLogprobs, Usage
 
@@ -107,6 +107,21 @@ def test_rpc_client_comes_back_after_its_last_whole_message() -> None:
 def test_error_as_the_answer_is_raised(client: KeptStream, reply: bytes) -> None:
     with pytest.raises(ConnectionError, match="no workers"):
         asyncio.run(play(client, reply))
+
+
+@pytest.mark.parametrize("cut", range(1, len(DONE)))
+def test_end_of_an_answer_may_come_in_two_pieces(cut: int) -> None:
+    client = KeptSse(0, tokens=3, begun_after=2)
+    client._connections.append([])
+
+    async def receive() -> bool:
+        connection = _Connection(client)
+        for data in (HEAD + event("c1", "a") + DONE[:cut], DONE[cut:]):
+            connection.data_received(data)
+        return connection.ended.done()
+
+    assert asyncio.run(receive())
+    assert client.is_complete
 
 
 def test_client_has_begun_well_after_as_many_arrivals_as_it_was_told() -> None:
