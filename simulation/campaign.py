@@ -127,20 +127,24 @@ def run_seeds(seeds: Sequence[int], jobs: int) -> Iterator[Outcome]:
 def _work(seeds: Sequence[int], writer: int) -> NoReturn:
     """Run the seeds of one job, and report each."""
     with os.fdopen(writer, "wb") as pipe:
-        for start in range(0, len(seeds), SEEDS_TOGETHER):
-            for outcome in _outcomes(seeds[start : start + SEEDS_TOGETHER]):
-                item = pickle.dumps(outcome)
-                pipe.write(_SIZE.pack(len(item)) + item)
+        for outcome in run_one_by_one(seeds):
+            item = pickle.dumps(outcome)
+            pipe.write(_SIZE.pack(len(item)) + item)
             pipe.flush()
     os._exit(0)
 
 
-def _outcomes(seeds: Sequence[int]) -> Iterator[Outcome]:
-    """Run seeds together, and those that fail alone."""
-    for seed, together in zip(seeds, run_together(seeds), strict=True):
-        result = run_in_child(draw_plan(seed)) if problems_of(together) else together
-        if isinstance(result, str):
-            yield Outcome(seed, (result,))
-        else:
-            problems = result.problems or tuple(f"{one} (only after other seeds)" for one in problems_of(together))
-            yield Outcome(seed, problems, result.turns, result.reached)
+def run_one_by_one(seeds: Sequence[int]) -> Iterator[Outcome]:
+    """Run seeds in their order: some at a time together, and those that fail alone."""
+    for start in range(0, len(seeds), SEEDS_TOGETHER):
+        some = seeds[start : start + SEEDS_TOGETHER]
+        yield from map(_outcome, some, run_together(some))
+
+
+def _outcome(seed: int, together: Report | str) -> Outcome:
+    """What came of a seed. `together`: what came of it with others in its process."""
+    result = run_in_child(draw_plan(seed)) if problems_of(together) else together
+    if isinstance(result, str):
+        return Outcome(seed, (result,))
+    problems = result.problems or tuple(f"{one} (only after other seeds)" for one in problems_of(together))
+    return Outcome(seed, problems, result.turns, result.reached)

@@ -81,11 +81,11 @@ def seed(number: int, whole: bool) -> None:
 def planted(number: int, seeds: int, first: int) -> None:
     """Plant one of the known faults, and say how many seeds it takes to find it."""
     print(plant(number).name, flush=True)
-    from simulation.campaign import problems_of, run_in_child
+    from simulation.campaign import run_one_by_one
 
-    for one in range(first, first + seeds):
-        if problems := problems_of(run_in_child(draw_plan(one))):
-            print(f"found by seed {one}, number {one - first + 1}: {problems[0][:SHOWN_CHARACTERS]}")
+    for number, outcome in enumerate(run_one_by_one(range(first, first + seeds)), start=1):
+        if outcome.problems:
+            print(f"found by seed {outcome.seed}, number {number}: {outcome.problems[0][:SHOWN_CHARACTERS]}")
             return
     sys.exit(f"not found by {seeds} seeds")
 
