@@ -39,7 +39,8 @@ def _settle(session: WorkerSession, stream: Stream, call: Call, kept: Kept, inde
     | the stream | the request | what happens |
     | --- | --- | --- |
     | has ended well | – | its record is held until the whole answer is over |
-    | has failed | – | nothing: the worker has dropped it |
+    | has failed at the worker | – | nothing: the worker has dropped it |
+    | has failed at this end | – | it is cancelled |
     | was lost with its session | goes on elsewhere | its record is discarded, once there is a session |
     | runs | has its answer from another attempt | it is cancelled |
     | runs | is cancelled by its id, has failed, or is past its deadline | it is cancelled |
@@ -54,6 +55,8 @@ def _settle(session: WorkerSession, stream: Stream, call: Call, kept: Kept, inde
             kept.generation.hold(partial(session.let_go, stream))
         elif session.is_lost:
             _leave(session, call, kept.generation, index)
+        else:
+            session.close(stream)
         return
     is_stopped = kept.is_stopped is not None and kept.is_stopped()
     if call.attempt.is_needed and is_stopped:

@@ -146,6 +146,12 @@ async def fails(carried: Carried) -> None:
     await settle()
 
 
+async def fails_here(carried: Carried) -> None:
+    """A bug: its worker went on, and kept a record that had an owner."""
+    carried.worker.session._streams._open[carried.stream_id].fail(Failure(Reason.INTERNAL, "a bug in a sink"))
+    await settle()
+
+
 async def is_lost(carried: Carried) -> None:
     """The session is lost, the answer goes on elsewhere, and there is a session again."""
     carried.worker.vanish()
@@ -192,7 +198,8 @@ DISCARDED = "its record is discarded, once there is a session"
 STOPPED, LET_GO = "its engine stops, and its record is held", "it is let go of"
 ROWS: list[tuple[str, str, Given, Callable[[Carried], Awaitable[None]], str]] = [
     ("has ended well", "–", Given(), ends_well, HELD),
-    ("has failed", "–", Given(), fails, NOTHING),
+    ("has failed at the worker", "–", Given(), fails, NOTHING),
+    ("has failed at this end", "–", Given(), fails_here, CANCELLED),
     ("was lost with its session", "goes on elsewhere", Given(), is_lost, DISCARDED),
     ("was lost with its session", "goes on elsewhere", Given(attempt=ReplacedAttempt), is_lost, DISCARDED),
     ("runs", "has its answer from another attempt", Given(attempt=ReplacedAttempt), leave, CANCELLED),
