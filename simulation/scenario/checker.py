@@ -89,8 +89,9 @@ class Checker:
     def _allowed_of_kept(self, request: RequestPlan, answer: Answer, visit: Visit) -> Iterable[str]:
         """How a client may fail that comes back."""
         rivals = [one for one in self._plan.requests if request.number in (one.number, one.rival_of)]
-        if request.rival_of is not None or len(rivals) > 1:
-            yield "TAKEN_OVER"
+        has_resumed_before = any(one.is_resume and one.began_s < visit.began_s for one in answer.visits)
+        if request.rival_of is not None or len(rivals) > 1 or has_resumed_before:
+            yield "TAKEN_OVER"  # Of two resumes at once, the one with the higher number wins.
         if not visit.is_resume:
             return
         if self._plan.odd_worker or self._history.loss_count(answer.visits[0].began_s, visit.ended_s):

@@ -14,6 +14,8 @@ from simulation.scenario.watching import Watched, watch
 
 STEPS_TO_STOP_MAX = 2
 """An engine runs on for at most so many steps after its client has left, or has moved away from it."""
+TURNS_TO_STOP_MAX = 60
+"""Turns of event loops until a worker has heard of it: those of all processes, since each takes virtual time."""
 JOIN_S_MAX = 0.1
 """How long a stream of a choice may wait for the choice: the choices of a request start together."""
 BROKEN = frozenset({Reason.DISCONNECTED, Reason.STALLED, Reason.STREAM_INCOMPLETE, Reason.PROTOCOL_VIOLATION})
@@ -115,7 +117,7 @@ class Invariants:
     def _soon_s(self) -> float:
         """How long a worker needs to hear of it, and to stop."""
         plan = self._plan
-        way_s = 3 * (plan.latency_s + self._world.network.jitter_s_max) + 20 * plan.turn_s_max
+        way_s = 3 * (plan.latency_s + self._world.network.jitter_s_max) + TURNS_TO_STOP_MAX * plan.turn_s_max
         return way_s + STEPS_TO_STOP_MAX * plan.itl_ms * 1e-3
 
     def on_client_left(self, request_id: str) -> None:
