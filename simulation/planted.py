@@ -157,10 +157,10 @@ PLANTS = (
         "if was_idle and not self._streams:",
     ),
     Plant(
-        "a frontend that stood still takes its workers for silent",
-        "services.frontend.session.pool",
-        "if is_late:\n                    session.forgive(now)",
-        "",
+        "a second attempt runs on when its request has ended",
+        "services.frontend.migration.migration",
+        "if self._tasks is not None:\n                    await self._tasks.end()",
+        "pass",
     ),
     Plant(
         "a worker closes its sessions before its frontends have hung up",

@@ -32,7 +32,7 @@ class Client(ABC):
     ) -> None:
         """`frontends`: how many there are. `chance`: chooses where and when the client comes back.
 
-        `on_left`: called with the id of the request when its client gives it up.
+        `on_left`: called with the id of the request when its client has all of the answer, or gives it up.
         """
         self._on_left = on_left
         self._world = world
@@ -74,6 +74,8 @@ class Client(ABC):
         visit.ending = answer.failure or ("complete" if answer.is_complete else "")
         if len(answer.losses) > loss_count:
             visit.loss = answer.losses[-1]
+        if answer.is_complete and not self._plan.is_kept:
+            self._on_left(self.id)
         if visit.loss == HUNG:
             answer.faults.append(f"nothing came from {visit.frontend} for {PATIENCE_S:g} s")
 
