@@ -195,7 +195,7 @@ def _kept(chance: random.Random, request: RequestPlan, features: frozenset[str])
 
 def _read_oddly(chance: random.Random, request: RequestPlan) -> RequestPlan:
     readers = [one for one in get_args(Reader) if one != "normal"]
-    reader: Reader = chance.choice(readers)
+    reader: Reader = chance.choice([*readers, "leaves"])
     request = replace(request, reader=reader, after=chance.randrange(request.max_tokens + 1))
     if reader == "goes on":
         return replace(request, n=1)  # A client of one answer sends its tokens as `generated_token_ids`.

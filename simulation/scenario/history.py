@@ -11,6 +11,8 @@ REJOIN_S = 6.0
 """How long a process needs at most to be used again: detection, restart, registration, reconnects and quarantine."""
 HANG_UP_S = 7.0
 """How long a worker that leaves takes at most once its time to drain is over."""
+CALM_S = 2.0
+"""How long after a disturbance what was sent meanwhile has arrived, or its connection has ended."""
 REGISTRY = "registry"
 
 
@@ -111,9 +113,11 @@ class History:
             or (one.concerns(worker) and (not one.other or one.concerns(frontend)) and one.kind not in ("jump", "fill"))
         )
 
-    def is_calm(self, since: float, until: float) -> bool:
-        """Whether no fault disturbed anything but a worker that left in between."""
+    def is_calm(self, since: float, until: float, worker: str = "") -> bool:
+        """Whether nothing was in the way to a worker in between, or to any of them. One that leaves is not away."""
         return not any(
-            one.kind not in ("drain", "jump") and one.at_s <= until and one.at_s + one.duration_s + REJOIN_S >= since
+            one.at_s <= until and one.at_s + one.duration_s + CALM_S >= since
             for one in self.struck
+            if one.kind not in ("drain", "jump", "fill", "lie", "vanish_registry", "freeze_registry")
+            and (not worker or one.concerns(worker) or one.target.startswith("frontend"))
         )

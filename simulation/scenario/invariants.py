@@ -125,10 +125,11 @@ class Invariants:
         began_s = self._world.now
 
         def check() -> None:
-            if not self._history.is_calm(began_s, self._world.now):
-                return
             for name, process in self._world.processes.items():
-                if name.startswith("worker") and not process.is_dead and request_id in process.owner._gate._inside:
+                if not name.startswith("worker") or process.is_dead or process.owner is None:
+                    continue
+                is_calm = self._history.is_calm(began_s, self._world.now, name)
+                if is_calm and request_id in process.owner._gate._inside:
                     self._world.problems.append(f"{name}: {request_id} runs on though its client has left")
 
         self._world.after(self._soon_s, check)
@@ -144,7 +145,9 @@ class Invariants:
         request_id, choice = migration._call.request_id, migration._request.choice
 
         def check() -> None:
-            if worker is None or worker.is_dead or not self._history.is_calm(began_s, self._world.now):
+            if worker is None or worker.is_dead:
+                return
+            if not self._history.is_calm(began_s, self._world.now, worker.name):
                 return
             for active in worker.owner._execute._active.values():
                 if (active.call.request_id, active.request.choice) == (request_id, choice):
