@@ -40,6 +40,8 @@ FEATURES = (
     "long prompts",
 )
 LONG_PROMPT = 5000
+CROWD_ODDS = 0.04
+"""How many runs have requests of several choices that a worker refuses."""
 SLOW_ODDS = 0.08
 """How many runs have clients that are too slow for their answers."""
 LEASES_LAPSE_S = 15.0
@@ -83,6 +85,25 @@ CHAINS: tuple[tuple[tuple[str, FaultKind, str], ...], ...] = (
 
 def draw_plan(seed: int) -> Plan:
     """The plan of a seed."""
+    chance = random.Random(f"{seed}/crowd")
+    return _crowded(chance, _draw(seed)) if chance.random() < CROWD_ODDS else _draw(seed)
+
+
+def _crowded(chance: random.Random, plan: Plan) -> Plan:
+    """Requests of several choices for workers of which others fill one, which then is lost while it refuses them."""
+    plan = replace(
+        plan, workers=max(2, plan.workers), slots=2, places=1, refusals=0, odd_worker=False, splits_ends=True
+    )
+    requests = [
+        replace(request, n=3, reader="normal", rival_of=None, prompts=request.prompts[:1], is_streamed=True)
+        for request in plan.requests[:2]
+    ]
+    filled = Fault(at_s=0.0, kind="fill", target=THERE, duration_s=4.0, moment="a worker is found")
+    lost = Fault(at_s=chance.choice([0.0, 0.05, 0.2]), kind="kill", target=THERE, moment="a worker refuses")
+    return replace(plan, requests=tuple(requests), faults=(filled, lost))
+
+
+def _draw(seed: int) -> Plan:
     chance = random.Random(f"{seed}/plan")
     is_tight = chance.random() < 0.35
     features = frozenset(one for one in FEATURES if chance.random() < (0.6 if one == "keeps" else 0.45))

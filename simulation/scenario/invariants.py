@@ -16,8 +16,8 @@ STEPS_TO_STOP_MAX = 2
 """An engine runs on for at most so many steps after its client has left, or has moved away from it."""
 TURNS_TO_STOP_MAX = 60
 """Turns of event loops until a worker has heard of it: those of all processes, since each takes virtual time."""
-JOIN_S_MAX = 0.1
-"""How long a stream of a choice may wait for the choice: the choices of a request start together."""
+JOIN_S_MAX = 0.5
+"""How long a stream of a choice may wait for the choice, which has to hear of its refusal elsewhere before."""
 BROKEN = frozenset({Reason.DISCONNECTED, Reason.STALLED, Reason.STREAM_INCOMPLETE, Reason.PROTOCOL_VIOLATION})
 """How a session ends that is lost, rather than closed or never opened."""
 

@@ -12,7 +12,7 @@ from simulation.plane import Plane
 from simulation.runtime.world import Process, World
 from simulation.scenario.history import RESTART_S, History, Struck
 from simulation.scenario.invariants import Invariants
-from simulation.scenario.lies import EXCUSED, Liars
+from simulation.scenario.lies import EXCUSED, LateEnds, Liars
 from simulation.scenario.moments import Moments
 from simulation.scenario.plan import Fault, Plan
 
@@ -38,11 +38,10 @@ class Nemesis:
         self._plan = plan
         self._history = history
         self._plane = Plane(world)
-        self._liars = (
-            Liars(world, random.Random(f"{plan.seed}/lies"))
-            if any(fault.kind == "lie" for fault in plan.faults)
-            else None
-        )
+        has_lies, chance = any(fault.kind == "lie" for fault in plan.faults), random.Random(f"{plan.seed}/lies")
+        self._liars = Liars(world, chance) if has_lies else None
+        if plan.splits_ends:
+            LateEnds(chance)
         self._moments = Moments(world, plan.faults, self._strike)
 
     def start(self) -> None:
