@@ -105,7 +105,7 @@ PLANTS = (
     Plant(
         "a worker does not register again after its registry was away",
         "services.discovery.client",
-        'outage.begin(address, "the registry ended the stream")',
+        "outage.begin(address, _why(error))",
         "return",
     ),
     Plant(

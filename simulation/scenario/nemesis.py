@@ -21,6 +21,9 @@ SETTLE_S = 1.0
 SLOW_S = 0.05
 """How long bytes take on a slow way."""
 ODD_CONTEXT_LENGTH = 65_536
+PLANE = ("registry", "worker", "frontend")
+HALF = 0.5
+"""Every other registry that vanishes is stopped in order."""
 
 
 def excused_by(plan: Plan) -> frozenset[str]:
@@ -42,6 +45,7 @@ class Nemesis:
         self._liars = Liars(world, chance) if has_lies else None
         if plan.splits_ends:
             LateEnds(chance)
+        self._chance = random.Random(f"{plan.seed}/nemesis")
         self._moments = Moments(world, plan.faults, self._strike)
 
     def start(self) -> None:
@@ -57,7 +61,8 @@ class Nemesis:
     @property
     def is_active(self) -> bool:
         """Whether a process of the plane is away, or a way between two of them is cut."""
-        away = (one.is_dead or one.is_frozen for name, one in self._world.processes.items() if name != "clients")
+        of_plane = (one for name, one in self._world.processes.items() if name.startswith(PLANE))
+        away = (one.is_dead or one.is_frozen for one in of_plane)
         return bool(self._world.network.cut) or any(away)
 
     def _start(self, name: str) -> None:
@@ -106,26 +111,39 @@ class Nemesis:
     def _begin(self, fault: Fault, target: Process, other: str) -> None:
         world = self._world
         match fault.kind:
-            case "kill" | "vanish_registry":
+            case "kill":
                 world.kill(target)
+            case "drain":
+                self._plane.drain(target)
+            case "vanish_registry":
+                self._vanish(target)
             case "freeze" | "freeze_registry":
                 world.freeze(target)
                 world.after(fault.duration_s, lambda: world.thaw(target))
             case "jump":
                 target.skew_s += fault.duration_s
-            case "drain":
-                self._plane.drain(target)
-            case "partition" | "one_way":
-                self._cut(target.name, other, fault.duration_s)
-                if fault.kind == "partition":
-                    self._cut(other, target.name, fault.duration_s)
-            case "latency":
-                self._slow_down((target.name, other), fault.duration_s)
+            case "partition" | "one_way" | "latency":
+                self._disturb(fault, target.name, other)
             case "lie":
                 assert self._liars is not None
                 self._liars.lie(target.name)
             case "fill":
                 fill(world, target.name, self._plan.slots + self._plan.places, fault.duration_s)
+
+    def _vanish(self, target: Process) -> None:
+        if self._chance.random() < HALF:
+            self._plane.drain(target)
+        else:
+            self._world.kill(target)
+
+    def _disturb(self, fault: Fault, target: str, other: str) -> None:
+        """Disturb the way between two processes."""
+        if fault.kind == "latency":
+            self._slow_down((target, other), fault.duration_s)
+            return
+        self._cut(target, other, fault.duration_s)
+        if fault.kind == "partition":
+            self._cut(other, target, fault.duration_s)
 
     def _cut(self, source: str, target: str, duration_s: float) -> None:
         network = self._world.network
