@@ -81,8 +81,8 @@ PLANTS = (
     Plant(
         "the log probabilities of merged steps are lost",
         "services.rpc.step",
-        "logprobs.setdefault(stream_id, []).extend(values)",
-        "logprobs[stream_id] = list(values)",
+        "logprobs.setdefault(step.stream_ids[entry], Columns()).extend(one)",
+        "logprobs[step.stream_ids[entry]] = one",
     ),
     Plant(
         "a frame that comes in pieces loses its first one",
