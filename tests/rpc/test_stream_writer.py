@@ -43,10 +43,13 @@ class Flood:
 
 
 class Burst:
-    """A pipeline that delivers more than a flow-control window at once and then ends, by itself or by its sink."""
+    """A pipeline that delivers more than a flow-control window at once and then ends, by itself or by its sink.
+
+    No message is so large that it has to be cut, so a client that does not read is told the reason.
+    """
 
     def __init__(
-        self, outcome: Finish | Exception | None = ANSWER, *, size: int = MORE_THAN_A_WINDOW, pieces: int = 1
+        self, outcome: Finish | Exception | None = ANSWER, *, size: int = MORE_THAN_A_WINDOW, pieces: int = 500
     ) -> None:
         """`outcome`: None waits for ever. `size`: in bytes. `pieces`: the number of deltas."""
         self._outcome = outcome
@@ -263,7 +266,7 @@ def test_client_counts_as_told_of_its_answer_before_the_id_is_sent() -> None:
         context: Any = client
         writer = StreamWriter(Call(request_id="r", kept=kept), context, ClientBounds())
         with pytest.raises(asyncio.CancelledError):
-            await writer.run(Burst(size=10), make_request())
+            await writer.run(Burst(size=10, pieces=1), make_request())
         return client.was_told
 
     assert run_async(scenario())

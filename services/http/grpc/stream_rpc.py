@@ -190,7 +190,7 @@ class StreamRpc(Ended, Rpc):
         try:
             await self.respond()
             if size := self._stream.unsent_size:
-                await taken_within(self.asked.rpcs.bounds, size, self, self._stream.wait_sent(), self.asked.path)
+                await taken_within(self.asked.rpcs.bounds, size, self, self._wait_sent(), self.asked.path)
         finally:
             self._release()
 

@@ -170,7 +170,7 @@ class H2Exchange(Request):
             return
         stream.end(last)
         if stream.unsent_size:
-            await taken_within(bounds, len(last), self, self._stream.wait_sent(), request_id)
+            await taken_within(bounds, len(last), self, self._wait_sent(), request_id)
 
     def cut(self) -> None:
         self._stream.reset(ErrorCode.CANCEL)

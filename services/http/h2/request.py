@@ -118,6 +118,12 @@ class Request(ABC):
         """The answer is sent, and the rest of the request is not needed."""
         self._stream.reset(ErrorCode.NO_ERROR)  # RFC 9113, section 8.1.
 
+    async def _wait_sent(self) -> None:
+        """Wait until nothing waits for the client any more, or the stream is closed."""
+        sent = asyncio.Event()
+        self._stream.on_sent = sent.set
+        await sent.wait()
+
     def on_closing(self) -> None:
         """See Receiver."""
         if self._task is None and not self._stream.is_ended:

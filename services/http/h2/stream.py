@@ -14,7 +14,6 @@ Source: RFC 9113, section 5.1. A stream exists from the head of its request on, 
 when the last frame is in the connection's write; until then, its content may wait for the client.
 """
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
@@ -24,6 +23,7 @@ import structlog
 from services.core.errors import Reason
 from services.http.h1.exchange import HIGH_WATER_BYTES
 from services.http.h2.flow_control import STREAM_WINDOW_BYTES, ReceiveWindow
+from services.http.h2.message_sizes import WHOLE_BYTES_MAX, MessageSizes
 from services.http.h2.wire.frames import (
     DATA,
     END_STREAM,
@@ -83,10 +83,13 @@ class SendingHalf(ABC):
 
     __slots__ = (
         "_above_size",
+        "_is_cut",
         "_is_ending",
         "_is_evicted",
+        "_messages",
         "_pending",
         "_trailers",
+        "_whole_max",
         "_writer",
         "has_room",
         "id",
@@ -113,7 +116,9 @@ class SendingHalf(ABC):
         self._writer = writer
         self._pending = bytearray()
         self._above_size = 0
-        self._is_ending = self._is_evicted = False
+        self._is_ending = self._is_evicted = self._is_cut = False
+        self._messages: MessageSizes | None = None
+        self._whole_max = min(WHOLE_BYTES_MAX, window // 2)
         self._trailers = b""
 
     def send_head(self, block: bytes) -> None:
@@ -138,7 +143,7 @@ class SendingHalf(ABC):
         """Send a message of gRPC with its prefix. Every message takes this path. `flag`: 1: it is compressed."""
         size, writer = len(message) + MESSAGE_PREFIX_BYTES, self._writer
         if self._pending or writer.is_full or not size <= self.window or size > writer.window or size > FRAME_BYTES_MAX:
-            self._send_later(flag.to_bytes() + len(message).to_bytes(4, "big") + message)
+            self._send_later(flag.to_bytes() + len(message).to_bytes(4, "big") + message, is_message=True)
             return
         self.window -= size
         writer.window -= size
@@ -151,6 +156,9 @@ class SendingHalf(ABC):
     def end(self, data: bytes = b"", trailers: bytes = b"") -> None:
         """Send the last content, and trailers (a block of fields) if there are any, and end our side."""
         if self.is_closed:
+            return
+        if self._is_cut:
+            self.reset(ErrorCode.ENHANCE_YOUR_CALM)
             return
         self._trailers = trailers
         self._is_ending = True
@@ -170,13 +178,19 @@ class SendingHalf(ABC):
                 self._writer.wait(self)
 
     def end_now(self, trailers: bytes) -> None:
-        """End our side with trailers, without the content that waits."""
+        """End our side with trailers, without the content that waits.
+
+        If a part of a message was sent, the stream is reset instead: to clients of gRPC that is RESOURCE_EXHAUSTED.
+        """
         self._drop()
         self.end(trailers=trailers)
 
-    def _send_later(self, data: bytes) -> None:
+    def _send_later(self, data: bytes, *, is_message: bool = False) -> None:
         if self.is_closed or self._is_evicted:
             return
+        if is_message:
+            self._messages = self._messages or MessageSizes(self._whole_max)
+            self._messages.add(len(data))
         self._pending += data
         if self.is_ready:
             self._writer.wait(self)
@@ -188,18 +202,17 @@ class SendingHalf(ABC):
 
     @property
     def is_ready(self) -> bool:
-        return bool(self._pending) and self.window > 0
+        return bool(self._pending) and self.window >= self._least
+
+    @property
+    def _least(self) -> int:
+        """What both windows must allow before anything more is sent."""
+        return 1 if self._messages is None else self._messages.least
 
     @property
     def unsent_size(self) -> int:
         """Bytes of content that wait for the client."""
         return len(self._pending)
-
-    async def wait_sent(self) -> None:
-        """Wait until nothing waits any more, or the stream is closed."""
-        sent = asyncio.Event()
-        self.on_sent = sent.set
-        await sent.wait()
 
     def hold(self, size: int) -> None:
         """Bytes that wait above the stream until it has room."""
@@ -212,6 +225,8 @@ class SendingHalf(ABC):
 
     def _drop(self) -> None:
         """Drop what waits."""
+        self._is_cut = self._is_cut or (self._messages is not None and self._messages.is_cut)
+        self._messages = None
         self._pending.clear()
         self._writer.ready.pop(self, None)
         self._writer.backlogs.set(self, 0)
@@ -230,7 +245,7 @@ class SendingHalf(ABC):
     def pump(self, size_max: int) -> int:
         """Send up to `size_max` bytes that wait, in one frame or in several. Returns how many. See `Waiting`."""
         writer, sent = self._writer, 0
-        while (size := min(size_max - sent, self.window, writer.window, FRAME_BYTES_MAX, len(self._pending))) > 0:
+        while (size := self._next_size(size_max - sent)) > 0:
             data = bytes(self._pending[:size])
             del self._pending[:size]
             self.window -= size
@@ -251,6 +266,13 @@ class SendingHalf(ABC):
             self._end()
         self._note_room()
         return sent
+
+    def _next_size(self, size_max: int) -> int:
+        """The size of the next frame; 0: none may be sent. See `MessageSizes.next`."""
+        room = min(self.window, self._writer.window, len(self._pending))
+        if self._messages is None:
+            return min(room, size_max, FRAME_BYTES_MAX)
+        return self._messages.next(room, size_max)
 
     def _note_room(self) -> None:
         if not self.has_room and len(self._pending) <= LOW_WATER_BYTES:
@@ -274,6 +296,10 @@ class SendingHalf(ABC):
 
     def open_window(self, size: int) -> None:
         """The client takes `size` bytes more, or fewer if negative. Raises StreamError."""
+        if size < 0:
+            self._whole_max = 0  # It has lowered its window, maybe to less than a message.
+            if self._messages is not None:
+                self._messages.whole_max = 0
         if not self._is_evicted:
             self.window = opened(self.window, size)
         if self.is_ready and not self.is_closed:
@@ -284,7 +310,8 @@ class SendingHalf(ABC):
 
         If the client's window holds the content up, only the window counts, whatever other streams send.
         """
-        return self.sent_size if min(self.window, self._writer.window) <= 0 else self._writer.progress()
+        is_held_up = min(self.window, self._writer.window) < self._least
+        return self.sent_size if is_held_up else self._writer.progress()
 
     @abstractmethod
     def reset(self, code: ErrorCode) -> None:

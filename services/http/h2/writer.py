@@ -45,6 +45,7 @@ class FrameWriter:
 
     __slots__ = (
         "_cork",
+        "_is_pump_due",
         "_is_stopped",
         "_loop",
         "_unsent_size",
@@ -69,7 +70,7 @@ class FrameWriter:
         self.ready: dict[Waiting, None] = {}
         self._cork = cork
         self._loop = asyncio.get_running_loop()
-        self._is_stopped = False
+        self._is_stopped = self._is_pump_due = False
         self.is_flush_due = False
         self.on_sent: Callable[[int], None] = _ignore
         self._written_size = self._unsent_size = self.idle_count = 0
@@ -121,21 +122,31 @@ class FrameWriter:
 
     def wait(self, stream: Waiting) -> None:
         """Send the content of a stream when it is its turn."""
-        if not self.ready and not self.is_full and self.window > 0:
-            self._loop.call_soon(self.pump)
         self.ready[stream] = None
+        self._pump_soon()
 
     def pump(self) -> None:
         """Send content of waiting streams, by turns."""
-        left = PUMPED_BYTES_MAX
+        self._is_pump_due = False
+        left, held = PUMPED_BYTES_MAX, []
         while self.ready and left > 0 and self.window > 0 and not self.is_full:
             stream = next(iter(self.ready))
             del self.ready[stream]
-            left -= stream.pump(left)
-            if stream.is_ready:
+            sent = stream.pump(left)
+            left -= sent
+            if stream.is_ready and sent:
                 self.ready[stream] = None
+            elif stream.is_ready:
+                held.append(stream)  # The connection has no room for its next message.
+        is_behind = bool(self.ready) and left <= 0
+        self.ready.update(dict.fromkeys(held))
         self.flush()
-        if self.ready and left <= 0 and self.window > 0 and not self.is_full:
+        if is_behind:
+            self._pump_soon()
+
+    def _pump_soon(self) -> None:
+        if self.ready and self.window > 0 and not self.is_full and not self._is_pump_due:
+            self._is_pump_due = True
             self._loop.call_soon(self.pump)
 
     def pause(self) -> None:
@@ -153,12 +164,10 @@ class FrameWriter:
         """The client takes `size` bytes more on this connection. Raises H2Error."""
         if not size:
             raise H2Error(ErrorCode.PROTOCOL_ERROR, "a window that is opened by nothing")
-        was_closed = self.window <= 0
         self.window += size
         if self.window > LARGEST_WINDOW:
             raise H2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window that is opened too far")
-        if was_closed and self.ready and not self.is_full:
-            self._loop.call_soon(self.pump)
+        self._pump_soon()
 
 
 def _ignore(_: int) -> None:

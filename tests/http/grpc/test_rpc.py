@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 from services.core.bounded_executor import BoundedExecutor
 from services.core.client_flow import ClientBounds
 from services.core.errors import Failure, Reason
-from services.http.grpc.messages import COMPRESSED_BYTES_MIN, INLINE_BYTES_MAX
-from services.http.h2.wire.frames import DATA, END_STREAM, ErrorCode, frame, rst_stream, window_update
+from services.http.grpc.messages import COMPRESSED_BYTES_MIN, INLINE_BYTES_MAX, MessageReader
+from services.http.h2.wire.frames import DATA, END_STREAM, PREFACE, ErrorCode, frame, rst_stream, window_update
 from services.http.server.config import HttpConfig
 from services.rpc.status import MESSAGE_BYTES_MAX
 from tests.http.grpc.interop_service import ECHOED, SERVICE
@@ -24,12 +24,14 @@ from tests.http.grpc.support import (
     INPUT_CALL,
     OUTPUT_CALL,
     UNARY_CALL,
+    error_in,
     message,
     message_in,
     raw_client,
     serving_rpcs,
     stub_of,
 )
+from tests.http.h2.support import settings
 from tests.http.support import run
 from tests.support.clock import WAIT_S
 
@@ -386,7 +388,7 @@ def test_unknown_encoding_is_refused_with_those_that_are_known() -> None:
 def test_answer_that_is_not_read_ends_with_a_status_and_others_go_on() -> None:
     async def test() -> None:
         bounds = ClientBounds(drain_s_max=0.1)
-        async with serving_rpcs(bounds=bounds) as serving, raw_client(serving, window=100) as client:
+        async with serving_rpcs(bounds=bounds) as serving, raw_client(serving, window=0) as client:
             asked = serving.service.types["SimpleRequest"](response_size=10_000).SerializeToString()
             answer = await client.answer(client.post(UNARY_CALL, message(asked), HEADERS))
 
@@ -394,11 +396,103 @@ def test_answer_that_is_not_read_ends_with_a_status_and_others_go_on() -> None:
             assert Reason.SLOW_CLIENT in base64.b64decode(answer.trailers["grpc-status-details-bin"] + "==").decode(
                 errors="replace"
             )
+            client.send(settings(window=1_000))
             assert (await client.answer(client.post(EMPTY_CALL, message(b""), HEADERS))).trailers["grpc-status"] == "0"
 
     with capture_logs() as logs:
         run(test)
     assert [entry["reason"] for entry in logs] == ["SLOW_CLIENT"]
+
+
+def sized(serving: Any, *sizes: int) -> bytes:
+    """A request for messages with this much content."""
+    parameters = [{"size": size} for size in sizes]
+    asked = serving.service.types["StreamingOutputCallRequest"](response_parameters=parameters)
+    return message(asked.SerializeToString())
+
+
+def messages_in(body: bytes) -> list[bytes]:
+    """The messages, all of them whole."""
+    reader, found = MessageReader(), []
+    reader.feed(body)
+    while (one := reader.next()) is not None:
+        found.append(one[1])
+    assert reader.size == 0, "a message is cut"
+    return found
+
+
+def test_message_is_cut_neither_by_the_window_nor_by_the_end() -> None:
+    """Bug: grpc-go took a status behind a part of a message for a broken stream, whatever the status said."""
+
+    async def test() -> None:
+        bounds = ClientBounds(drain_s_max=0.3)
+        async with serving_rpcs(bounds=bounds) as serving, raw_client(serving, window=1_000) as client:
+            stream_id = client.post(OUTPUT_CALL, sized(serving, 400, 400, 400, 10, 400), HEADERS)
+            answer = client.answers[stream_id]
+            await client.until(lambda: len(messages_in(answer.body)) == 2)
+            await client.answer(client.get("/live"))
+            assert len(messages_in(answer.body)) == 2, "the window has room for a part of the third"
+
+            client.send(window_update(stream_id, 400))
+            await client.until(lambda: len(messages_in(answer.body)) == 4)
+            await client.answer(stream_id)
+
+        assert len(messages_in(answer.body)) == 4
+        assert error_in(answer.trailers).reason == Reason.SLOW_CLIENT
+
+    run(test)
+
+
+def test_message_that_waits_for_the_connection_is_not_cut() -> None:
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving, greets=False) as client:
+            client.send(PREFACE, settings(window=1 << 20))
+            first = client.post(OUTPUT_CALL, sized(serving, *[10_000] * 7), HEADERS)
+            await client.until(lambda: len(client.answers[first].body) > 60_000)
+            second = client.post(OUTPUT_CALL, sized(serving, 10), HEADERS)
+            assert len(messages_in((await client.answer(second)).body)) == 1, "it has room"
+            assert len(messages_in(client.answers[first].body)) == 6
+
+            client.send(window_update(0, 6_000))
+            answer = await client.answer(first)
+
+        assert len(messages_in(answer.body)) == 7
+        assert answer.trailers["grpc-status"] == "0"
+
+    run(test)
+
+
+def test_rpc_ends_with_a_reset_if_a_large_message_is_cut() -> None:
+    """A message that is larger than half of the window has to be sent in parts."""
+
+    async def test() -> None:
+        bounds = ClientBounds(drain_s_max=0.1)
+        async with serving_rpcs(bounds=bounds) as serving, raw_client(serving, window=1_000) as client:
+            answer = await client.answer(client.post(OUTPUT_CALL, sized(serving, 600), HEADERS))
+            assert (len(answer.body) > 600, answer.reset) == (True, None), "it is read"
+            answer = await client.answer(client.post(OUTPUT_CALL, sized(serving, 1_100), HEADERS))
+
+            assert len(answer.body) == 1_000
+            assert (answer.trailers, answer.reset) == ({}, ErrorCode.ENHANCE_YOUR_CALM)
+            assert (await client.answer(client.post(EMPTY_CALL, message(b""), HEADERS))).trailers["grpc-status"] == "0"
+
+    run(test)
+
+
+def test_message_passes_through_a_window_that_becomes_smaller_than_it() -> None:
+    async def test() -> None:
+        async with serving_rpcs() as serving, raw_client(serving, window=1_000) as client:
+            stream_id = client.post(OUTPUT_CALL, sized(serving, 400, 400, 400), HEADERS)
+            await client.until(lambda: len(client.answers[stream_id].body) > 800)
+            sent = len(client.answers[stream_id].body)
+            client.send(settings(window=200), window_update(stream_id, sent - 200 + 100))
+            await client.until(lambda: len(client.answers[stream_id].body) == sent + 100)
+            client.send(window_update(stream_id, 1_000))
+            answer = await client.answer(stream_id)
+
+        assert len(messages_in(answer.body)) == 3
+
+    run(test)
 
 
 def test_handler_waits_while_its_client_is_slow() -> None:
