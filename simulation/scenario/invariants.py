@@ -16,8 +16,9 @@ STEPS_TO_STOP_MAX = 2
 """An engine runs on for at most so many steps after its client has left, or has moved away from it."""
 TURNS_TO_STOP_MAX = 60
 """Turns of event loops until a worker has heard of it: those of all processes, since each takes virtual time."""
-JOIN_S_MAX = 0.5
-"""How long a stream of a choice may wait for the choice, which has to hear of its refusal elsewhere before."""
+JOIN_S_MAX, LATE_JOIN_S_MAX = 0.1, 0.5
+"""How long a stream of a choice may wait for the choice: the choices of a request start together. The second holds
+where a choice may hear later than the others that it was refused elsewhere."""
 BROKEN = frozenset({Reason.DISCONNECTED, Reason.STALLED, Reason.STREAM_INCOMPLETE, Reason.PROTOCOL_VIOLATION})
 """How a session ends that is lost, rather than closed or never opened."""
 
@@ -103,8 +104,12 @@ class Invariants:
                 self._stop(process, f"the streams on {session.name} count as {counts}")
             if not session._streams._reserved:
                 self._reserved_since.pop(session.key, None)
-            elif self._world.now > self._reserved_since.setdefault(session.key, self._world.now) + JOIN_S_MAX:
+            elif self._world.now > self._reserved_since.setdefault(session.key, self._world.now) + self._join_s_max:
                 self._stop(process, f"a stream on {session.name} is reserved, and its choice does not come")
+
+    @property
+    def _join_s_max(self) -> float:
+        return LATE_JOIN_S_MAX if self._plan.splits_ends else JOIN_S_MAX
 
     def _stop(self, process: Process, what: str) -> None:
         """Report it once."""
