@@ -360,8 +360,8 @@ def test_stream_of_a_watcher_that_does_not_read_ends_with_slow_client(monkeypatc
             watch = stub.Watch(WatchRequest())
             await watch.read()
             while not is_broken_off.is_set():
-                await store.put(instance(model="m" * 1_000_000), lease, takes_over=True)
-                await asyncio.sleep(0.01)
+                await store.put(instance(model="m" * 20_000), lease, takes_over=True)
+                await asyncio.sleep(0)
 
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await until_watched(watch, lambda _: False)

@@ -164,7 +164,10 @@ async def connected(server: Server, *, window: int = WIDE, greets: bool = True) 
     try:
         yield client
     finally:
-        writer.close()
+        if writer.transport.get_write_buffer_size():
+            writer.transport.abort()  # To close would wait until the server has read it, longer than the loop runs.
+        else:
+            writer.close()
 
 
 def connection_of(server: Server) -> H2Connection:
