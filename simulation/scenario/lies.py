@@ -43,18 +43,16 @@ class LateEnds:
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
-        self._held: dict[Any, list[Any]] = {}  # By outbox.
         watch([Watched("", _PLACE, self._on_message)], lambda name: None)
 
     def _on_message(self, message: Any, outbox: Any) -> bool:
-        held = self._held.pop(outbox, [])
         late = [end for end in message.ends if self._chance.random() < HELD_BACK_ODDS]
         if late and len(message.ends) > 1:
             kept = [end for end in message.ends if end not in late]
             del message.ends[:]
             message.ends.extend(kept)
-            self._held[outbox] = late
-        message.ends.extend(held)
+            outbox._message.ends.extend(late)  # The next one, so that the worker knows that it owes them.
+            outbox._on_change()
         return False
 
 

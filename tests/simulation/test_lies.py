@@ -8,9 +8,11 @@ import pytest
 
 from services.core.errors import Failure, Reason
 from services.core.interface import Finish
+from services.core.request import FinishReason
 from services.frontend.session.stream_table import COMPLETION_S_MAX
 from services.stubs import worker_pb2
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
+from services.worker.outbox import Outbox
 from simulation.scenario.lies import _ACTS, LateEnds, _leave_out_marker
 from tests.frontend.support import BareWorker
 from tests.support.clock import pass_time, run_clocked
@@ -58,16 +60,17 @@ def test_message_without_tokens_and_ends_stays_as_it_is(act: Callable[[Any], boo
 
 
 def test_late_ends_come_with_the_next_message_and_none_is_lost() -> None:
-    late, outbox = LateEnds.__new__(LateEnds), object()
-    late._chance, late._held = random.Random(1), {}
+    late, outbox = LateEnds.__new__(LateEnds), Outbox(lambda: None)
+    late._chance = random.Random(1)
     said: list[list[int]] = []
     for first in range(0, 30, 3):
-        message = ending(first, first + 1, first + 2)
+        for stream_id in range(first, first + 3):
+            outbox.add_finish(stream_id, FinishReason.STOP)
+        message = outbox.pop_message()
         late._on_message(message, outbox)
         said.append([end.stream_id for end in message.ends])
-    last = worker_pb2.WorkerMessage()
-    late._on_message(last, outbox)
-    said.append([end.stream_id for end in last.ends])
+    assert outbox.has_ends, "the worker knows that it owes some"
+    said.append([end.stream_id for end in outbox.pop_message().ends])
 
     assert sorted(number for numbers in said for number in numbers) == list(range(30))
     assert any(len(numbers) < 3 for numbers in said)

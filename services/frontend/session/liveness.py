@@ -7,6 +7,8 @@
 | no step of the engine, with streams and sequences that run | `engine_stall_s` |
 | the same in a step that computes a prompt, or while the engine does not say what it computes | `prefill_stall_s` |
 | nothing read of what is sent to the worker | `UNTAKEN_S_MAX` of `writer.py` |
+
+A stream that has its finish reason does not count: its worker has nothing to do for it.
 """
 
 import math

@@ -143,9 +143,9 @@ class WorkerSession:
     ) -> Stream:
         if self.is_lost:
             raise Failure(Reason.CANNOT_CONNECT, f"the session to {self.name} is over")
-        was_idle = not self._streams
+        was_idle = not self._streams.has_unfinished
         stream = open_(request, call, sink, self.card.vocab_size)
-        if was_idle and self._streams:
+        if was_idle and self._streams.has_unfinished:
             self._liveness.restart(self._clock())  # An idle worker was allowed a longer silence.
         return stream
 
@@ -298,7 +298,9 @@ class WorkerSession:
         if self.is_lost:
             return math.inf
         try:
-            lost_at = self._liveness.check(now, has_streams=bool(self._streams), stuck_at=self._writer.stuck_at())
+            lost_at = self._liveness.check(
+                now, has_streams=self._streams.has_unfinished, stuck_at=self._writer.stuck_at()
+            )
         except Failure as failure:
             self.lose(failure)
             return math.inf

@@ -77,6 +77,11 @@ class StreamTable:
         """Whether no stream is open, and none waits for a choice that has not joined it yet."""
         return not self._open and not self._reserved
 
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether the worker has something to do: a stream is open that has no finish reason yet."""
+        return len(self._open) > len(self._finished)
+
     # Requests
 
     def open(self, request: Request, call: Call, sink: Sink, vocab_size: int) -> Stream:

@@ -138,9 +138,15 @@ class GenerationStore:
         return self._key(generation_id) in self._expired
 
     def adopt(self, generation_id: bytes, index: int, epoch: int, owner: Owner) -> Generation:
-        """Give a generation a new owner. Raises STREAM_NOT_FOUND, or TAKEN_OVER if it has had a later one."""
+        """Give a generation a new owner.
+
+        Raises STREAM_NOT_FOUND, STREAM_EXPIRED if its grace has ended since it was found, or TAKEN_OVER if it has had a
+        later one.
+        """
         generation = self._by_id.get(self._key(generation_id), {}).get(index)
         if generation is None:
+            if self.is_expired(generation_id):
+                raise Failure(Reason.STREAM_EXPIRED, "nobody came back for this answer in time, and it was dropped")
             raise Failure(Reason.STREAM_NOT_FOUND, "the worker does not have this answer any more")
         generation.adopt(owner, epoch)
         self._remove_detached(generation)

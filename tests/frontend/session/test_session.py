@@ -352,6 +352,23 @@ def test_check_returns_when_the_worker_may_be_lost_next(load: dict[str, Any] | N
     assert run_clocked(scenario()) == after_s
 
 
+def test_worker_whose_streams_all_have_their_finish_may_be_as_silent_as_an_idle_one() -> None:
+    """A bug: it reports as rarely as one without requests, and was lost before `complete_final` was late."""
+
+    async def scenario() -> list[float]:
+        worker = BareWorker(config=WorkerSessionConfig(stall_s=1, idle_stall_s=10))
+        stream = worker.open()
+        due = [worker.session.check(0)]
+        worker.hear(ends=[worker_pb2.StreamEnd(stream_id=stream.id, finish_reason=FINISH_REASON_STOP)])
+        due.append(worker.session._liveness.check(0, has_streams=worker.session._streams.has_unfinished, stuck_at=99))
+        pass_time(1.5)
+        worker.session.check(1.5)
+        worker.open()
+        return [*due, worker.session._liveness.check(1.5, has_streams=True, stuck_at=99)]
+
+    assert run_clocked(scenario()) == [1, 10, 2.5]
+
+
 def test_silence_of_an_idle_worker_is_forgotten_when_its_first_stream_opens() -> None:
     async def scenario() -> float:
         worker = BareWorker(config=WorkerSessionConfig(stall_s=1, idle_stall_s=10))

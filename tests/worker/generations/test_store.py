@@ -269,6 +269,20 @@ def test_record_that_is_complete_waits_no_longer_than_one_that_runs() -> None:
     play(scenario)
 
 
+def test_answer_whose_grace_ends_before_it_is_adopted_has_expired() -> None:
+    """A bug: a frontend that had just found it was told that there was none. Found by seed 624 of the simulation."""
+
+    async def scenario(bench: Bench) -> Reason:
+        await bench.start_detached()
+        pass_time(100)
+        await settle()
+        with pytest.raises(Failure) as caught:
+            bench.store.adopt(ID, 0, 2, RecordingOwner())
+        return caught.value.reason
+
+    assert play(scenario) is Reason.STREAM_EXPIRED
+
+
 def test_an_answer_that_is_dropped_for_another_reason_has_not_expired() -> None:
     async def scenario(bench: Bench) -> bool:
         generation, _ = await bench.start()
