@@ -153,8 +153,8 @@ PLANTS = (
     Plant(
         "a worker that was idle is taken for silent at once",
         "services.frontend.session.session",
-        "if was_idle and self._streams:",
-        "if was_idle and not self._streams:",
+        "if was_idle and self._streams.has_unfinished:",
+        "if was_idle and not self._streams.has_unfinished:",
     ),
     Plant(
         "a second attempt runs on when its request has ended",
