@@ -11,7 +11,8 @@ from pathlib import Path
 
 import click
 
-from bench.comparison.kept_figures import KEPT_HEADERS, cost_us
+from bench.clients.requests import KEPT_HEADERS
+from bench.comparison.kept_figures import cost_us
 from services.runtime.loop import run_on_loop
 from tests.integration.harness.clients.send import run_together
 from tests.integration.harness.plane.fork_server import ForkServer

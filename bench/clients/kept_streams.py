@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.clients.requests import KEPT_HEADERS, PATH
 from bench.clients.wires import (
     DATA,
     END_HEADERS,
@@ -22,9 +23,11 @@ from bench.clients.wires import (
     SHOWN_BYTES,
     FrameCutter,
     answer_to,
+    cut_messages,
     frame,
     greeting,
     grpc_request_parts,
+    http_message,
     literal,
 )
 from services.stubs import inference_pb2
@@ -192,8 +195,7 @@ class KeptSse(KeptStream):
             connection.end()
 
     def _first_request(self) -> bytes:
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: bench\r\n%b: %b\r\nContent-Length: %d\r\n\r\n"
-        return head % (*_CONTINUE, len(self._body)) + self._body
+        return http_message(PATH, self._body, KEPT_HEADERS)
 
     def _resume_request(self) -> bytes:
         cursors = [cursor for cursor, _ in self._events()]
@@ -268,10 +270,7 @@ class KeptRpc(KeptStream):
     def _messages(self) -> Iterator[bytes]:
         """Each whole message."""
         for payloads in self._connections:
-            data, at = b"".join(payloads), 0
-            while (end := at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")) <= len(data) and at + 5 <= len(data):
-                yield data[at + 5 : end]
-                at = end
+            yield from cut_messages(b"".join(payloads))[0]
 
 
 def _parsed(message: bytes) -> inference_pb2.GenerateResponse:

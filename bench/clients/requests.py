@@ -8,6 +8,8 @@ from bench.clients.wires import GrpcWire, HttpWire, SseWire, Wire, http_message
 from services.stubs import inference_pb2
 
 PATH = "/v1/completions"
+KEPT_HEADERS = "X-On-Disconnect: continue\r\n"
+"""Lines of a request whose answer can be resumed."""
 GRPC_PATH = "/unbroken.v1.Inference/Generate"
 MODEL = "mocker"
 PROMPT = "The capital of France is"

@@ -86,9 +86,10 @@ def _has_reason(body: bytes) -> bool:
     return any(reason in body for reason in _REASONS)
 
 
-def http_message(path: str, body: bytes) -> bytes:
-    """Return a POST request as it goes over the wire."""
-    return b"POST %b HTTP/1.1\r\nHost: storm\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
+def http_message(path: str, body: bytes, headers: str = "") -> bytes:
+    """Return a POST request as it goes over the wire. `headers`: further lines."""
+    head = f"POST {path} HTTP/1.1\r\nHost: storm\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
@@ -217,6 +218,18 @@ class H2Wire(ABC):
         """Classify a reply that has ended. `trailers`: its last header block, if that ended it."""
 
 
+def cut_messages(data: bytes) -> tuple[list[bytes], bytes]:
+    """Return the whole messages of gRPC in what has arrived, without their prefixes, and the rest."""
+    messages, at, end = [], 0, len(data)
+    while end - at >= _PREFIX_BYTES:
+        message_end = at + _PREFIX_BYTES + int.from_bytes(data[at + 1 : at + _PREFIX_BYTES], "big")
+        if message_end > end:
+            break
+        messages.append(data[at + _PREFIX_BYTES : message_end])
+        at = message_end
+    return messages, data[at:]
+
+
 class GrpcWire(H2Wire):
     """gRPC: each message but the marker at the end is an item."""
 
@@ -224,16 +237,10 @@ class GrpcWire(H2Wire):
         super().__init__(*grpc_request_parts(path, message))
 
     def _on_content(self, asked: _Asked, payload: bytes) -> None:
-        data = asked.rest + payload if asked.rest else payload
-        at, end = 0, len(data)
-        while end - at >= _PREFIX_BYTES:
-            message_end = at + _PREFIX_BYTES + int.from_bytes(data[at + 1 : at + _PREFIX_BYTES], "big")
-            if message_end > end:
-                break
-            asked.last = data[at + _PREFIX_BYTES : message_end]
-            self.item_count += asked.last != _MARKER
-            at = message_end
-        asked.rest = data[at:]
+        messages, asked.rest = cut_messages(asked.rest + payload if asked.rest else payload)
+        if messages:
+            asked.last = messages[-1]
+            self.item_count += len(messages) - messages.count(_MARKER)
 
     def _outcome(self, asked: _Asked, trailers: bytes) -> str:
         if b"\x0bgrpc-status\x010" in trailers and asked.last == _MARKER and not asked.rest:

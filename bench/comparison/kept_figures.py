@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bench.clients.requests import request_body
+from bench.clients.requests import KEPT_HEADERS, request_body
 from bench.clients.stream_reader import read_answers
 from bench.comparison.rounds import Figures
 from bench.comparison.systems import Running
@@ -16,7 +16,6 @@ from bench.measure.process_usage import cpu_seconds_of
 from tests.integration.harness.plane.fork_server import ForkServer
 from tests.integration.harness.plane.plane import Plane
 
-KEPT_HEADERS = "X-On-Disconnect: continue\r\n"
 PAIRS = 3
 """Runs of each kind in a round, in turn."""
 

@@ -44,6 +44,16 @@ class Client(ABC):
         self.id = f"{plan.number if plan.rival_of is None else plan.rival_of:032x}"
         self.answer = Answer([Choice() for _ in range(plan.choice_count)])
 
+    @property
+    def _wishes(self) -> dict[str, str]:
+        """What the client wants to become of its request, as headers or metadata."""
+        plan, wishes = self._plan, dict[str, str]()
+        if plan.is_kept:
+            wishes |= {"x-on-disconnect": "continue", "x-detach-grace": f"{plan.grace_s:g}"}
+        if plan.migration_limit is not None:
+            wishes["x-migration-limit"] = str(plan.migration_limit)
+        return wishes
+
     async def run(self) -> None:
         """Send the request at its time, and come back to an answer that is kept until it is over."""
         plan, answer = self._plan, self.answer

@@ -7,7 +7,6 @@ from services.stubs import inference_pb2
 from simulation.clients.client import HUNG, PATIENCE_S, SLOW_S, Client
 from simulation.grpc.client_rpc import WINDOW_BYTES, ClientRpc, reason_in
 from simulation.plane import FRONTEND_PORT
-from simulation.scenario.plan import RequestPlan
 
 SMALL_WINDOW_BYTES = 600
 _FINISHES = {1: "stop", 2: "length"}
@@ -21,7 +20,7 @@ class GrpcClient(Client):
             asked = inference_pb2.ResumeRequest(generation_id=self.id, cursor=self.answer.cursor)
             method, metadata, message = "Resume", dict[str, str](), asked.SerializeToString()
         else:
-            method, metadata, message = "Generate", _metadata(self._plan), self._request()
+            method, metadata, message = "Generate", self._metadata(), self._request()
         rpc = ClientRpc()
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -101,6 +100,10 @@ class GrpcClient(Client):
             if delta.HasField("usage"):
                 answer.usage = (delta.usage.prompt_tokens, delta.usage.completion_tokens)
 
+    def _metadata(self) -> dict[str, str]:
+        deadline_s = self._plan.deadline_s
+        return self._wishes | ({} if deadline_s is None else {"grpc-timeout": f"{deadline_s * 1e3:.0f}m"})
+
     def _take_trailers(self, trailers: Mapping[str, str]) -> None:
         if trailers["grpc-status"] == "0":
             if not self.answer.is_complete:
@@ -108,14 +111,3 @@ class GrpcClient(Client):
             return
         self.answer.is_complete = False
         self.answer.failure, self.answer.detail = reason_in(trailers), trailers.get("grpc-message", "")
-
-
-def _metadata(plan: RequestPlan) -> dict[str, str]:
-    metadata: dict[str, str] = {}
-    if plan.is_kept:
-        metadata |= {"x-on-disconnect": "continue", "x-detach-grace": f"{plan.grace_s:g}"}
-    if plan.deadline_s is not None:
-        metadata["grpc-timeout"] = f"{plan.deadline_s * 1e3:.0f}m"
-    if plan.migration_limit is not None:
-        metadata["x-migration-limit"] = str(plan.migration_limit)
-    return metadata

@@ -61,13 +61,9 @@ class HttpClient(Client):
             body["stop"] = list(plan.stop)
         if plan.logprobs is not None:
             body["logprobs"] = plan.logprobs
-        headers = {"X-Request-Id": self.id}
-        if plan.is_kept:
-            headers |= {"X-On-Disconnect": "continue", "X-Detach-Grace": f"{plan.grace_s:g}"}
+        headers = {"X-Request-Id": self.id} | self._wishes
         if plan.deadline_s is not None:
             headers["X-Request-Timeout"] = f"{plan.deadline_s * 1e3:.0f}ms"
-        if plan.migration_limit is not None:
-            headers["X-Migration-Limit"] = str(plan.migration_limit)
         exchange.send("POST", "/v1/completions", _JSON | headers, json.dumps(body).encode())
 
     def _send_resumption(self, exchange: Exchange) -> None:

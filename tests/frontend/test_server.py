@@ -18,10 +18,11 @@ from structlog.testing import capture_logs
 from services.frontend.api.admin.admin import AdminConfig
 from services.frontend.api.admin.grpc_service import SERVICE
 from services.frontend.server import Frontend, FrontendConfig
-from services.http.h2.wire.frames import GOAWAY, PREFACE, SETTINGS, FrameReader, frame
+from services.http.h2.wire.frames import GOAWAY
 from services.rpc.status import CHANNEL_OPTIONS
 from services.runtime.process import StartupError
 from services.stubs import admin_pb2, admin_pb2_grpc
+from tests.http.h2.support import Listener
 from tests.support.doubles import run_async
 
 ANY = "127.0.0.1:0"
@@ -163,16 +164,8 @@ def test_draining_frontend_tells_its_clients_over_http_2(name: str, tmp_path: Pa
 
     async def scenario() -> list[int]:
         async with running(tmp_path) as addresses:
-            host, _, port = addresses[name].rpartition(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(PREFACE + frame(SETTINGS, 0, 0))
-            begun = await reader.read(1)
-        frames, kinds = FrameReader(), []
-        frames.feed(begun + await reader.read())
-        writer.close()
-        while (one := frames.next()) is not None:
-            kinds.append(one.kind)
-        return kinds
+            listener = await Listener.at(addresses[name])
+        return await listener.kinds_until_closed()
 
     assert run_async(scenario()).count(GOAWAY) == 2
 

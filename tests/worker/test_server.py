@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 from services.core.call import Cause, Phase
 from services.core.errors import Failure, Reason
 from services.core.request import FinishReason
-from services.http.h2.wire.frames import GOAWAY, PREFACE, SETTINGS, FrameReader, frame
+from services.http.h2.wire.frames import GOAWAY
 from services.registry.memory_store import MemoryStore
 from services.rpc.status import CHANNEL_OPTIONS, failure_of
 from services.runtime.process import StartupError
@@ -30,6 +30,7 @@ from services.worker import server
 from services.worker.engine import Emit
 from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.server import Worker, WorkerConfig
+from tests.http.h2.support import Listener
 from tests.registry.support import running, served, until
 from tests.support.clock import WAIT_S
 from tests.support.doubles import run_async
@@ -349,17 +350,9 @@ def test_leaving_worker_tells_its_clients_over_grpc_in_two_steps(tmp_path: Path)
 
     async def scenario() -> list[int]:
         async with working(ManualEngine(), tmp_path) as worker:
-            host, _, port = worker["address"].rpartition(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(PREFACE + frame(SETTINGS, 0, 0))
-            begun = await reader.read(1)
+            listener = await Listener.at(worker["address"])
             worker["stopping"].set()
-            frames, kinds = FrameReader(), []
-            frames.feed(begun + await reader.read())
-            writer.close()
-            while (one := frames.next()) is not None:
-                kinds.append(one.kind)
-            return kinds
+            return await listener.kinds_until_closed()
 
     assert run_async(scenario()).count(GOAWAY) == 2
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from services.core.errors import Failure, Reason
 from services.core.generation.cursor import Cursor
 from services.core.request import Continuation
 
@@ -21,6 +22,11 @@ rest begins with the time in ms, and each resume adds 1: a request that repeats 
 than that answer and its resumes."""
 LAST_EPOCH = 2**63 - 1
 """The highest epoch of an owner. The next owner needs a higher one, which must fit into 64 bits."""
+
+
+def expired() -> Failure:
+    """The failure of a resume that comes too late."""
+    return Failure(Reason.STREAM_EXPIRED, "nobody came back for this answer in time, and it was ended")
 
 
 class Copy(Struct, frozen=True, kw_only=True):

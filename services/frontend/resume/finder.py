@@ -12,7 +12,7 @@ from typing import Protocol
 import structlog
 
 from services.core.errors import Failure, Reason
-from services.core.generation.kept import EPOCH_BITS, Copy, Generation
+from services.core.generation.kept import EPOCH_BITS, Copy, Generation, expired
 from services.core.generation.presentation import Presentation, decode_presentation
 from services.core.generation.resumption import bases_of, room_of
 from services.frontend.routing.rejection import no_workers
@@ -79,7 +79,7 @@ class GenerationFinder:
         if holders:
             return self._resumed(generation_id, holders)
         if any(found.located.is_expired for found in founds):
-            raise Failure(Reason.STREAM_EXPIRED, "nobody came back for this answer in time, and it was ended")
+            raise expired()
         if not (is_complete and self._sessions.has_all):
             raise no_workers("a worker that may have this answer is not known yet, or cannot be reached at the moment")
         raise Failure(Reason.STREAM_NOT_FOUND, "no worker has an answer with this id")

@@ -12,6 +12,7 @@ from services.core.call import Call, Cause
 from services.core.common_layers import bug_failure
 from services.core.delta_buffer import size_of
 from services.core.errors import Failure, Reason
+from services.core.generation.kept import expired
 from services.core.interface import Delta, Layer
 from services.core.request import FinishReason, Request
 from services.worker.generations.generation import Generation, Owner, taken_over
@@ -146,7 +147,7 @@ class GenerationStore:
         generation = self._by_id.get(self._key(generation_id), {}).get(index)
         if generation is None:
             if self.is_expired(generation_id):
-                raise Failure(Reason.STREAM_EXPIRED, "nobody came back for this answer in time, and it was dropped")
+                raise expired()
             raise Failure(Reason.STREAM_NOT_FOUND, "the worker does not have this answer any more")
         generation.adopt(owner, epoch)
         self._remove_detached(generation)

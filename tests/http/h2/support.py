@@ -170,6 +170,30 @@ async def connected(server: Server, *, window: int = WIDE, greets: bool = True) 
             writer.close()
 
 
+class Listener:
+    """A client that greets a server, and then only hears what it says."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._frames = FrameReader()
+
+    @classmethod
+    async def at(cls, address: str) -> "Listener":
+        """Connect, and wait until the server answers. `address`: host:port."""
+        host, _, port = address.rpartition(":")
+        listener = cls(*await asyncio.open_connection(host, int(port)))
+        listener._writer.write(PREFACE + frame(SETTINGS, 0, 0))
+        listener._frames.feed(await listener._reader.read(1))
+        return listener
+
+    async def kinds_until_closed(self) -> list[int]:
+        """The types of all frames, once the server has closed the connection."""
+        self._frames.feed(await self._reader.read())
+        self._writer.close()
+        return [one.kind for one in iter(self._frames.next, None)]
+
+
 def connection_of(server: Server) -> H2Connection:
     """The server's end of the only connection."""
     [connection] = [one for one in server.clients._open if isinstance(one, H2Connection)]
