@@ -9,9 +9,9 @@ from simulation.clients.http_client import HttpClient
 from simulation.plane import install
 from simulation.runtime.world import World
 from simulation.scenario.checker import Checker
-from simulation.scenario.history import History
+from simulation.scenario.history import SETTLE_S, History
 from simulation.scenario.invariants import Invariants, left_over, miscounted
-from simulation.scenario.nemesis import SETTLE_S, Nemesis, excused_by
+from simulation.scenario.nemesis import Nemesis, excused_by
 from simulation.scenario.plan import Plan
 from simulation.scenario.situations import SITUATIONS
 from simulation.scenario.watching import end_watching, watch

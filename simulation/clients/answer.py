@@ -52,6 +52,11 @@ class Answer:
         return sum(len(choice.token_ids) for choice in self.choices)
 
     @property
+    def has_finished(self) -> bool:
+        """Whether each choice has its finish reason."""
+        return all(choice.finish is not None for choice in self.choices)
+
+    @property
     def is_over(self) -> bool:
         return self.is_complete or self.failure is not None or self.has_left
 

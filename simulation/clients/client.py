@@ -114,7 +114,8 @@ class Client(ABC):
             answer.losses.append(DROPPED)
             self._say(f"drops its connection after {answer.token_count} tokens")
             return True
-        if plan.reader == "goes on" and answer.token_count >= plan.after and not self._goes_on:
+        # A choice that has its finish is complete: nothing of it is left to ask for.
+        if plan.reader == "goes on" and answer.token_count >= plan.after and not (self._goes_on or answer.has_finished):
             self._goes_on = True
             return True
         if plan.reader == "leaves" and answer.token_count >= plan.after:

@@ -75,6 +75,8 @@ class Checker:
             allowed |= {"DRAINING", "CANCELLED"}
         if self._may_lose(request, since, until) or history.may_be_away(visit.frontend, visit.began_s, until):
             allowed |= LOST
+        if history.may_lack_view(visit.frontend, visit.began_s):
+            allowed.add("NO_WORKERS")
         if history.kill_count(since, until) and history.loss_count(since, until) > 1:
             allowed.add("POISON_REQUEST")
         if request.is_kept:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from simulation.scenario.plan import FaultKind, Plan
 
+SETTLE_S = 1.0
+"""How long the plane has to come up before the first request."""
 RESTART_S = 0.3
 """How soon a supervisor starts a process again that has ended."""
 REJOIN_S = 6.0
@@ -65,6 +67,10 @@ class History:
     def _workers(self) -> list[str]:
         return [f"worker-{number}" for number in range(self._plan.workers)]
 
+    @property
+    def _frontends(self) -> list[str]:
+        return [f"frontend-{number}" for number in range(self._plan.frontends)]
+
     # What is excused
 
     def may_lack_workers(self, since: float, until: float) -> bool:
@@ -76,6 +82,15 @@ class History:
         return any(
             all(any(begin <= now <= end for begin, end in of_one) for of_one in windows.values())
             for now in [since, *begins]
+        )
+
+    def may_lack_view(self, frontend: str, since: float) -> bool:
+        """Whether a frontend may not know all workers, because the registry was out of reach as the plane came up."""
+        elsewhere = [name for name in self._frontends if name != frontend]
+        return any(
+            one.at_s < SETTLE_S and since <= one.at_s + self._lasting_s(one) + REJOIN_S
+            for one in self.struck
+            if one.concerns(REGISTRY) and one.kind != "latency" and not any(map(one.concerns, elsewhere))
         )
 
     def loss_count(self, since: float, until: float) -> int:

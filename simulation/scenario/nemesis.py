@@ -10,14 +10,12 @@ from services.worker.session import FrontendSessionConfig
 from simulation.clients.crowd import fill
 from simulation.plane import Plane
 from simulation.runtime.world import Process, World
-from simulation.scenario.history import RESTART_S, History, Struck
+from simulation.scenario.history import RESTART_S, SETTLE_S, History, Struck
 from simulation.scenario.invariants import Invariants
 from simulation.scenario.lies import EXCUSED, LateEnds, Liars
 from simulation.scenario.moments import Moments
 from simulation.scenario.plan import Fault, Plan
 
-SETTLE_S = 1.0
-"""How long the plane has to come up before the first request."""
 SLOW_S = 0.05
 """How long bytes take on a slow way."""
 ODD_CONTEXT_LENGTH = 65_536

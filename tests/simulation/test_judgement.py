@@ -9,7 +9,7 @@ from simulation.clients.answer import Answer, Choice, Visit
 from simulation.clients.client import DROPPED, HUNG
 from simulation.scenario.checker import Checker
 from simulation.scenario.drawing import draw_plan
-from simulation.scenario.history import REJOIN_S, History, Struck
+from simulation.scenario.history import REJOIN_S, SETTLE_S, History, Struck
 from simulation.scenario.oracle import expected_choice
 from simulation.scenario.plan import RECORDS_ENOUGH, SLOTS_ENOUGH, Plan, RequestPlan
 
@@ -99,6 +99,31 @@ def test_answer_that_differs_is_wrong_whatever_has_struck(fields: dict[str, Any]
 )
 def test_request_may_lack_workers_only_while_all_of_them_are_away(struck: list[Any], *, is_excused: bool) -> None:
     assert (problems(failed("NO_WORKERS"), history(*struck)) == []) == is_excused
+
+
+@pytest.mark.parametrize(
+    ("struck", "is_excused"),
+    [
+        ((0.02, "vanish_registry", "registry"), True),
+        ((0.02, "freeze_registry", "registry"), True),
+        ((0.02, "partition", "registry", "frontend-0"), True),
+        ((0.02, "partition", "worker-1", "registry"), True),
+        ((0.02, "partition", "registry", "frontend-1"), False),
+        ((0.02, "latency", "registry", "frontend-0"), False),
+        ((0.02, "partition", "worker-0", "frontend-0"), False),
+        ((SETTLE_S, "vanish_registry", "registry"), False),
+    ],
+)
+def test_frontend_may_know_no_workers_only_if_the_registry_was_out_of_its_reach_as_the_plane_came_up(
+    struck: Any, *, is_excused: bool
+) -> None:
+    """Seed 8973: a frontend had no answer of a registry before it vanished."""
+    made = history(struck, plan=replace(PLAN, frontends=2))
+    soon, later = failed("NO_WORKERS"), failed("NO_WORKERS")
+    soon.visits[0].began_s = soon.visits[0].ended_s = 1.5
+
+    assert (problems(soon, made) == []) == is_excused
+    assert problems(later, made)
 
 
 def test_worker_that_was_killed_while_the_registry_is_away_comes_back_after_it() -> None:
