@@ -45,12 +45,13 @@ class PoolConfig:
 class _Loss:
     """How a session ended.
 
-    `was_welcomed`: the worker had answered. `was_found`: requests could be sent on the session. `was_draining`: the
-    worker had announced that it leaves.
+    `was_welcomed`: the worker had answered. `was_refused`: this frontend cannot use it. `was_found`: requests could be
+    sent on the session. `was_draining`: the worker had announced that it leaves.
     """
 
     failure: Failure
     was_welcomed: bool
+    was_refused: bool
     was_found: bool
     was_draining: bool
 
@@ -60,14 +61,16 @@ class _WorkerOutage:
 
     def __init__(self) -> None:
         self._was_found = False
-        self._throttle = LogThrottle()
+        self._absence = LogThrottle()
+        self._refusal = LogThrottle()  # Its own: that a worker was away does not say that it cannot be used.
 
     def log_loss(self, record: InstanceRecord, loss: _Loss) -> None:
         """A session is lost, or could not be opened."""
         if loss.was_found:
             self._was_found = True
-            self._throttle.reset()
-        if not self._throttle.should_log():
+            self._absence.reset()
+            self._refusal.reset()
+        if not (self._refusal if loss.was_refused else self._absence).should_log():
             return
         facts = {
             "instance": record.instance_id,
@@ -75,12 +78,12 @@ class _WorkerOutage:
             "session_address": record.sessions_at,
             "why": loss.failure.detail if loss.failure.reason is Reason.DRAINING else str(loss.failure),
         }
-        if loss.was_draining:
-            log.info("worker left", **facts)
-        elif loss.was_found:
-            log.warning("worker lost", **facts)
-        elif loss.was_welcomed:
+        if loss.was_refused:
             log.error("worker cannot be used", **facts)
+        elif loss.was_draining:
+            log.info("worker left", **facts)
+        elif loss.was_welcomed:
+            log.warning("worker lost", **facts)
         elif self._was_found:
             log.warning("worker still away: trying again", **facts)
         else:
@@ -256,7 +259,7 @@ class Pool:
         welcome = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._admit(session, welcome))
+                admission = group.create_task(self._admit(session, welcome))
                 await session.run(welcome)
         except ExceptionGroup as group:
             if not isinstance(failure := root_cause(group), Failure):
@@ -264,6 +267,7 @@ class Pool:
             return _Loss(
                 failure,
                 was_welcomed=welcome.is_set(),
+                was_refused=not admission.cancelled() and admission.result() is failure,
                 was_found=session.key in self._sessions,
                 was_draining=session.candidate.is_draining,
             )
@@ -272,8 +276,11 @@ class Pool:
             self.withdraw(session)
         raise AssertionError("a session ends with a failure")
 
-    async def _admit(self, session: WorkerSession, welcome: asyncio.Event) -> None:
-        """Wait for the welcome, learn the worker's model, and offer the session to requests."""
+    async def _admit(self, session: WorkerSession, welcome: asyncio.Event) -> Failure | None:
+        """Wait for the welcome, learn the worker's model, and offer the session to requests.
+
+        Returns why the worker cannot be used; None if it can.
+        """
         await welcome.wait()
         self._welcomed[session] = None
         try:
@@ -282,15 +289,17 @@ class Pool:
             )
         except Failure as failure:
             session.lose(failure)
-            return
+            return failure
         except Exception as error:
-            session.lose(bug_failure(error, f"(any) to {session.name}"))
-            return
+            bug = bug_failure(error, f"(any) to {session.name}")
+            session.lose(bug)
+            return bug
         if not session.is_lost:
             session.set_card(card)
             session.candidate.quarantined_until = self._quarantined.get(session.record.instance_id, 0.0)
             log.info("worker found", instance=session.record.instance_id, address=session.record.address)
             self.offer(session)
+        return None
 
     async def _sweep(self) -> None:
         """Check all sessions for silent workers, and send the keepalives that are due.

@@ -391,6 +391,30 @@ def test_a_worker_whose_tokeniser_cannot_be_fetched_is_not_used() -> None:
         run_async(scenario())
 
 
+@pytest.mark.parametrize("is_met_before", [False, True])
+def test_a_worker_that_cannot_be_used_is_logged_once_even_if_it_was_away_before(is_met_before: bool) -> None:
+    def other(card: ModelCard) -> ModelCard:
+        return replace(card, context_length=7)
+
+    async def scenario() -> None:
+        async with Machine("a").running() as a, pool_of(view_of(a)) as pool:
+            await until(pool, 1)
+            async with Machine("b", other).running() as b:
+                pool.on_change({"b": replace(b.record, session_address="127.0.0.1:1")} if is_met_before else {}, ())
+                while is_met_before and not any(line["event"].startswith("worker not reached") for line in logs):
+                    await asyncio.sleep(0.01)
+                pool.on_change(view_of(b), ())
+                while sum(line["event"] == "session over" for line in logs) < 3:  # It tries again and again.
+                    await asyncio.sleep(0.01)
+
+    with capture_logs() as logs:
+        run_async(scenario())
+
+    refusals = [line["why"] for line in logs if line["event"] == "worker cannot be used"]
+    assert len(refusals) == 1
+    assert "differs from that of the workers" in refusals[0]
+
+
 class SlowCatalogue(ModelCatalog):
     """A catalogue that never learns a model."""
 
@@ -428,6 +452,27 @@ def test_a_session_is_kept_alive_and_checked_while_its_model_is_learned(
             return await heard
 
     assert run_async(scenario()) == (None if is_silent else worker_pb2.FrontendMessage(reads_logprob_columns=True))
+
+
+def test_a_worker_that_is_lost_while_its_model_is_learned_is_not_one_that_cannot_be_used() -> None:
+    """Bug: the log called it an error of the worker, as if its tokeniser could not be read."""
+
+    async def scenario() -> None:
+        async with Machine("a").running() as a, pool_of(view_of(a), SlowCatalogue()) as pool:
+            while not pool._welcomed:
+                await asyncio.sleep(0.01)
+            drop_sessions(a)
+            while not events():
+                await asyncio.sleep(0.01)
+
+    with capture_logs() as logs:
+
+        def events() -> list[str]:
+            return [line["event"] for line in logs if line["event"].startswith("worker ")]
+
+        run_async(scenario())
+
+    assert events() == ["worker lost"]
 
 
 @pytest.mark.parametrize("remind_s", [60.0, 0.0], ids=["once", "repeatedly"])
