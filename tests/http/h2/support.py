@@ -106,7 +106,7 @@ class Client:
     async def read(self, count: int = 1 << 16) -> bool:
         """Read some frames. Returns False at the end."""
         data = b""
-        with suppress(ConnectionResetError):
+        with suppress(ConnectionError):
             data = await self.reader.read(count)
         self.has_ended = not data
         self._frames.feed(data)
