@@ -156,7 +156,7 @@ def test_bug_at_the_end_of_an_answer_costs_no_other_answer() -> None:
             await reader.readuntil(b'"text":"a"')
             broken_reader, broken_writer = await server.connect()
             broken_writer.write(raw_post(COMPLETIONS, STREAMED))
-            with suppress(ConnectionResetError):
+            with suppress(ConnectionError):
                 assert LAST_CHUNK not in await broken_reader.read()
 
             go.set()
@@ -452,7 +452,7 @@ def test_line_ends_do_not_keep_an_idle_connection_open(clock: Clock) -> None:
                 writer.write(b"\r\n")
                 clock.advance(1)
                 await asyncio.sleep(0.005)
-            with suppress(ConnectionResetError):  # The last line end may have come after the close.
+            with suppress(ConnectionError):  # The last line end may have come after the close.
                 assert await reader.read() == b""
 
     run(test)
@@ -565,7 +565,7 @@ def test_closing_server_lets_answers_end_within_a_bound(ends: bool) -> None:
             if ends:
                 asyncio.get_running_loop().call_later(0.05, go.set)
         rest = b""
-        with suppress(ConnectionResetError):
+        with suppress(ConnectionError):
             rest = await reader.read()
         writer.close()
 
