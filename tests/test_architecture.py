@@ -21,7 +21,7 @@ LEVELS = (
     {"services.stubs"},
     {"services.runtime"},
     {"services.core"},
-    {"services.isolation"},
+    {"services.isolation", "services.access"},
     {"services.rpc", "services.models"},
     {"services.http"},
     {"services.discovery", "services.registry"},

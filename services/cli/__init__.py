@@ -20,6 +20,7 @@ COMMANDS = {
     "worker": "Serve one engine to frontends.",
     "registry": "Keep the set of registered workers.",
     "drain": "Take a worker out of service: its streams move to other workers.",
+    "keys": "Make, list and revoke the API keys of tenants.",
     "models": "Download models for the llamacpp engine.",
 }
 

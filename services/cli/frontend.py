@@ -1,5 +1,6 @@
 """`unbroken frontend`: runs a frontend, as one process or several."""
 
+import os
 import re
 from dataclasses import astuple
 from pathlib import Path
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
     from services.http.server.config import HttpConfig
 
 log = structlog.get_logger()
+
+KEYS_FILE = "DYN_KEYS_FILE"
+
+
+def _check_keys_file(_: click.Context, __: click.Parameter, given: Path | None) -> Path | None:
+    if os.environ.get(KEYS_FILE) == "":  # click treats it as unset, which would let everybody in.
+        raise click.BadParameter(f"{KEYS_FILE} is empty: give it a value, or unset it")
+    return given
 
 
 def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
@@ -154,6 +163,14 @@ def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
     help="HTTP status of requests that are refused for lack of capacity.",
 )
 @env_option(
+    "--keys-file",
+    KEYS_FILE,
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=_check_keys_file,
+    help="File with the tenants and the hashes of their API keys (see `unbroken keys`). With it, clients need a key. It"
+    " is read anew when it changes. Default: clients need none.",
+)
+@env_option(
     "--cors-allow-origin",
     "DYN_HTTP_CORS_ALLOW_ORIGIN",
     type=Origins(),
@@ -267,6 +284,7 @@ def check_options(given: dict[str, Any]) -> None:
 
 def frontend_config(given: dict[str, Any]) -> "FrontendConfig":
     """The configuration of one frontend process. Raises UsageError."""
+    from services.access.keys_watch import AccessConfig
     from services.frontend.layers.migrate import MigrateConfig
     from services.frontend.pipeline import PipelineConfig
     from services.frontend.server import FrontendConfig
@@ -293,11 +311,12 @@ def frontend_config(given: dict[str, Any]) -> "FrontendConfig":
         http=_http(given),
         admission=_admission(given),
         admin=admin_config(given),
+        access=AccessConfig(keys_file=given["keys_file"]),
     )
 
 
 def _http(given: dict[str, Any]) -> "HttpConfig":
-    from services.core.client_flow import ClientBounds
+    from services.core.flow.client_flow import ClientBounds
     from services.core.generation.wish import KeepConfig
     from services.http.server.config import HttpConfig
 

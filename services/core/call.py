@@ -14,6 +14,7 @@ from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure
 from services.core.generation.kept import Copy, Kept
 from services.core.model_card import ModelCard
+from services.core.tenant import EVERYBODY, Tenant
 
 DEADLINE_ROUNDING = 0.01
 """gRPC rounds a timeout up on the wire by at most this fraction, so a client's own timer may fire that much earlier."""
@@ -154,10 +155,12 @@ class Call(Struct, frozen=True, kw_only=True):
     `card`: the model's, set by `Preprocess`; only workers with this very card may answer. `attempt`: the current one.
     `excluded`: keys of sessions that must not be used any more. `replacement_deadline`: how long the request may wait
     for a worker, in event-loop time; None: it may not wait. `choice_group`: set while the choice is placed on a worker
-    together with the others of its request. `kept`: set if the answer outlives its client's connection.
+    together with the others of its request. `kept`: set if the answer outlives its client's connection. `tenant`: whose
+    request it is.
     """
 
     request_id: str
+    tenant: Tenant = EVERYBODY
     deadline: float | None = None
     endpoint: str = "generate"
     is_streamed: bool = True

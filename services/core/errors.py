@@ -204,7 +204,7 @@ TRAITS: dict[Reason, Traits] = {
         grpc=StatusCode.UNAUTHENTICATED,
         http=401,
         kind="authentication_error",
-        hint="Send the header (over gRPC the metadata) `authorization: Bearer TOKEN` with the right token.",
+        hint="Send a valid API key as `authorization: Bearer …` (over gRPC as metadata); to admin calls, their token.",
         openai_code="invalid_api_key",
     ),
     Reason.INTERNAL: Traits(

@@ -5,7 +5,11 @@ from itertools import chain
 
 from services.core.call import Call, Cause, Ending
 from services.core.errors import Failure, Reason
+from services.core.tenant import Tenant
 from services.runtime.tasks import wait_event
+
+_Name = tuple[str, str]
+"""A tenant's name and a request id: two tenants may use the same id, and neither knows the other's."""
 
 
 class Gate:
@@ -13,8 +17,8 @@ class Gate:
 
     def __init__(self) -> None:
         self.is_draining = False
-        self._inside: dict[str, Ending] = {}  # request id → the ending of the first request with this id
-        self._namesakes: dict[str, dict[Ending, None]] = {}  # id → endings of further requests with that id; rare
+        self._inside: dict[_Name, Ending] = {}  # The ending of the first request with this name.
+        self._namesakes: dict[_Name, dict[Ending, None]] = {}  # Endings of further requests with that name; rare.
         self._quiet = asyncio.Event()
         self._quiet.set()
 
@@ -27,13 +31,15 @@ class Gate:
         """Register a request. Raises DRAINING."""
         if self.is_draining:
             raise Failure(Reason.DRAINING, "the server is shutting down and takes no new requests", retry_after_s=1.0)
-        if self._inside.setdefault(call.request_id, call.ending) is not call.ending:
-            self._namesakes.setdefault(call.request_id, {})[call.ending] = None
+        name = (call.tenant.name, call.request_id)
+        if self._inside.setdefault(name, call.ending) is not call.ending:
+            self._namesakes.setdefault(name, {})[call.ending] = None
         self._quiet.clear()
 
     def leave(self, call: Call) -> None:
         """Remove a request that has ended."""
-        name, namesakes = call.request_id, self._namesakes.get(call.request_id)
+        name = (call.tenant.name, call.request_id)
+        namesakes = self._namesakes.get(name)
         if namesakes is None:
             del self._inside[name]
         elif self._inside[name] is call.ending:
@@ -45,10 +51,11 @@ class Gate:
         if not self._inside:
             self._quiet.set()
 
-    def cancel(self, request_id: str) -> int:
-        """Cancel every request with this id that has not ended yet. Returns how many. Idempotent."""
-        first = self._inside.get(request_id)
-        named = () if first is None else (first, *self._namesakes.get(request_id, ()))
+    def cancel(self, request_id: str, tenant: Tenant) -> int:
+        """Cancel every request of a tenant with this id that has not ended yet. Returns how many. Idempotent."""
+        name = (tenant.name, request_id)
+        first = self._inside.get(name)
+        named = () if first is None else (first, *self._namesakes.get(name, ()))
         endings = [ending for ending in named if ending.failure is None]
         for ending in endings:
             ending.fail(Failure(Reason.CANCELLED, "the request was cancelled by its id"), Cause.EXPLICIT)

@@ -12,6 +12,7 @@ from prometheus_client.exposition import generate_latest
 
 from services.core.gate import Gate
 from services.core.generation.wish import generation_id_of
+from services.core.tenant import Tenant
 from services.frontend.routing.thresholds import BusyThresholds
 
 Changes = Mapping[str, Any]
@@ -25,8 +26,8 @@ class FrontendControl(Protocol):
         """All metrics in the Prometheus text format."""
         ...
 
-    async def cancel(self, request_id: str) -> int:
-        """End every running request with that id. Returns their number. Idempotent."""
+    async def cancel(self, request_id: str, tenant: Tenant) -> int:
+        """End every running request of the tenant with that id. Returns their number. Idempotent."""
         ...
 
     async def set_thresholds(self, model: str, changes: Changes) -> None:
@@ -37,8 +38,8 @@ class FrontendControl(Protocol):
 class KeptAnswers(Protocol):
     """The answers that are kept at workers, of any frontend or of none."""
 
-    async def cancel(self, generation_id: bytes) -> bool:
-        """End the request whose answer has this id. Returns whether it ran."""
+    async def cancel(self, generation_id: bytes, tenant: Tenant) -> bool:
+        """End the request of the tenant whose answer has this id. Returns whether it ran."""
         ...
 
 
@@ -49,14 +50,14 @@ class Canceller:
         self._control = control
         self._kept = kept
 
-    async def cancel(self, request_id: str) -> int:
-        """End every request of this frontend with that id; if there is none, that of the kept answer with this id.
+    async def cancel(self, request_id: str, tenant: Tenant) -> int:
+        """End every request of the tenant here with that id; if there is none, that of its kept answer with this id.
 
         Returns their number. Raises Failure if a process does not answer.
         """
-        cancelled = await self._control.cancel(request_id)
+        cancelled = await self._control.cancel(request_id, tenant)
         generation_id = None if cancelled else generation_id_of(request_id)
-        return cancelled if generation_id is None else int(await self._kept.cancel(generation_id))
+        return cancelled if generation_id is None else int(await self._kept.cancel(generation_id, tenant))
 
 
 class LocalControl:
@@ -70,8 +71,8 @@ class LocalControl:
     async def exposition(self) -> bytes:
         return generate_latest(self._metrics)
 
-    async def cancel(self, request_id: str) -> int:
-        return self._gate.cancel(request_id)
+    async def cancel(self, request_id: str, tenant: Tenant) -> int:
+        return self._gate.cancel(request_id, tenant)
 
     async def set_thresholds(self, model: str, changes: Changes) -> None:
         self._thresholds.change(model, changes)

@@ -11,6 +11,7 @@ import structlog
 
 from services.core.errors import Failure, Reason, invalid, quoted
 from services.core.model_card import ModelCard, TokenizerRef
+from services.core.tenant import EVERYBODY, Tenant
 from services.discovery.client import InstanceRecord
 from services.frontend.routing.rejection import no_workers, of_registered
 from services.isolation.losses import Loss
@@ -76,20 +77,28 @@ class ModelCatalog:
         """The names of all known models, sorted."""
         return sorted(self._models)
 
-    def find(self, name: str) -> Model:
-        """The model of that name. Raises MODEL_NOT_FOUND or NO_WORKERS; see the table above."""
+    def find(self, name: str, tenant: Tenant = EVERYBODY) -> Model:
+        """The model of that name. Raises MODEL_NOT_FOUND or NO_WORKERS; see the table above.
+
+        A model that the tenant may not use is one that does not exist.
+        """
+        if name and not tenant.may_use(name):
+            raise self._not_found(name, tenant)
         if (model := self._models.get(name)) is None:
-            raise self._missing(name)
+            raise self._missing(name, tenant)
         return model
 
-    def _missing(self, name: str) -> Failure:
+    def _missing(self, name: str, tenant: Tenant) -> Failure:
         if not name:
             return invalid("model", "model is missing: name one of those in /v1/models")
         if count := self._registered[name]:
             return no_workers(f"no worker of {quoted(name)} is connected {of_registered(count)}")
         if not (self._models or self._registered):
             return no_workers("no worker has registered yet, so no model is known" if self._has_view else NO_VIEW)
-        known = ", ".join(sorted(self._models)) or "none so far"
+        return self._not_found(name, tenant)
+
+    def _not_found(self, name: str, tenant: Tenant) -> Failure:
+        known = ", ".join(sorted(filter(tenant.may_use, self._models))) or "none so far"
         return Failure(Reason.MODEL_NOT_FOUND, f"there is no model {quoted(name)}; known: {known}", param="model")
 
     @property

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import structlog
 
+from services.access.keys_watch import AccessConfig, WatchedKeys
 from services.core.common_layers import stack
 from services.core.errors import Failure, Reason
 from services.core.gate import Gate
 from services.core.interface import Layer
 from services.core.model_card import ModelCard
+from services.core.tenant import Tenant
 from services.discovery.watcher import Watcher
 from services.frontend.api.admin.admin import Admin, AdminConfig
 from services.frontend.api.admin.grpc_service import SERVICE as ADMIN_SERVICE
@@ -40,14 +42,14 @@ from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.frontend.session.pool import Pool, PoolConfig
 from services.http.app import HttpApp
 from services.http.connection_metrics import ConnectionMetrics
-from services.http.grpc.routes import GrpcRoutes
+from services.http.grpc.routes import GrpcRoutes, key_guard
 from services.http.grpc.web.routes import WebRoutes
 from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
 from services.http.server.cork import Cork
 from services.http.server.listener import Listen, http_server
 from services.models.tokenizers import Vocabulary
-from services.rpc.common_services import CommonServices
+from services.rpc.common_services import REFLECTION_SERVICES, CommonServices
 from services.rpc.inference_service import InferenceService
 from services.runtime.process import write_atomically
 from services.runtime.tasks import root_cause
@@ -84,6 +86,7 @@ class FrontendConfig:
     http: HttpConfig = field(default_factory=HttpConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     admin: AdminConfig = field(default_factory=AdminConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
 
 
 class _Served:
@@ -97,11 +100,11 @@ class _Served:
     def models(self) -> Sequence[ModelCard]:
         return self._pool.served_cards()
 
-    def model(self, name: str) -> ModelCard:
+    def model(self, name: str, tenant: Tenant) -> ModelCard:
         for card in self.models():
-            if card.model == name:
+            if card.model == name and tenant.may_use(name):
                 return card
-        card = self._catalog.find(name).card
+        card = self._catalog.find(name, tenant).card
         raise no_workers(f"no worker serves {card.model!r} at the moment")
 
     @property
@@ -138,13 +141,14 @@ class Frontend:
         self._served = _Served(self._catalog, self._pool, self._gate)
         self._process = LocalControl(self._metrics.registry, self._gate, self._busy)
         self._control: FrontendControl = self._process if config.member is None else group_control(config.member)
+        self._keys = None if config.access.keys_file is None else WatchedKeys(config.access.keys_file)
         self._admin = Admin(config.admin, self._catalog, self._busy, self._control)
         admin = self._admin if config.admin.is_with_clients else None
         pipeline = self._pipeline()
         on_refused = partial(observe_refused, self._metrics)
         finder = GenerationFinder(self._pool, random.Random())
         self._app = build_app(
-            pipeline, self._served, self._control, config.http, on_refused, finder, admin, self._metrics
+            pipeline, self._served, self._control, config.http, on_refused, finder, admin, self._metrics, self._keys
         )
         self._clients: list[Clients] = []
         self._metrics.registry.register(ConnectionMetrics(config.metrics_prefix, self._clients))
@@ -154,6 +158,9 @@ class Frontend:
         self._rpcs.add(inference_pb2_grpc.add_InferenceServicer_to_server, service)
         self._common = CommonServices([SERVICE], always=[] if admin is None else [ADMIN_SERVICE])
         self._common.add_to(self._rpcs)
+        if self._keys is not None:
+            for name in (SERVICE, *REFLECTION_SERVICES):
+                self._rpcs.guard(name, key_guard(self._keys.tenant_of), takes_pages=True)
         if admin is not None:
             _add_admin(self._rpcs, admin)
 
@@ -176,6 +183,8 @@ class Frontend:
                 servers.push_async_callback(self._catalog.close)  # Last: requests may be under way until then.
                 watcher = Watcher(self._config.registries, self._pool.on_change)
                 tasks = [group.create_task(self._pool.run()), group.create_task(watcher.run())]
+                if self._keys is not None:
+                    tasks.append(group.create_task(self._keys.run()))
                 await self._open(servers)
                 tasks.append(group.create_task(self._report_health()))
                 await stopping.wait()
@@ -191,6 +200,8 @@ class Frontend:
         if self._config.member is not None:
             await self._settle(await join_group(servers, self._config.member, self._process))
         addresses = await self._listen(servers)
+        if self._keys is None:
+            log.info("clients need no keys", remedy="with --keys-file they do: see `unbroken keys`")
         log.info("frontend ready", **addresses)
         if self._config.ready_file is not None:
             write_atomically(self._config.ready_file, json.dumps(addresses))

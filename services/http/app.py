@@ -6,14 +6,18 @@ from typing import Protocol
 
 from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason
+from services.core.tenant import Tenant
 from services.http.cors import ALLOW, Cors, is_preflight, preflight
 from services.http.errors import error_response, no_room, no_route_response
 from services.http.request_id import request_id_of
-from services.http.router import NoRoute, Router
+from services.http.router import Handler, NoRoute, Router
 from services.http.server.config import HttpConfig
 from services.http.server.context import BrokenHead
 from services.http.server.exchange import Exchange
 from services.http.server.messages import HttpRequest, Response
+
+TenantOf = Callable[[HttpRequest], Tenant]
+"""Finds the tenant of a request. Raises Failure(UNAUTHENTICATED)."""
 
 
 class Shortage(Protocol):
@@ -37,16 +41,19 @@ class HttpApp:
         body_bytes_max: int,
         is_draining: Callable[[], bool],
         shortage: Shortage | None = None,
+        tenant_of: TenantOf | None = None,
     ) -> None:
         """`body_bytes_max`: the largest request body. `is_draining`: whether connections close after their answer.
 
-        `shortage`: counts what cannot be accepted.
+        `shortage`: counts what cannot be accepted. `tenant_of`: finds whose key a request carries; None: clients need
+        no keys.
         """
         self.config = config
         self.body_bytes_max = body_bytes_max
         self.routes = Router()
         self._is_draining = is_draining
         self._shortage = shortage
+        self._tenant_of = tenant_of
         self._rng = random.Random()
         self._cors = Cors(config.cors_origins)
 
@@ -58,11 +65,17 @@ class HttpApp:
         if self._is_draining():
             exchange.keeps_alive = False
         try:
-            response = self._preflight(request) or await self.routes.find(request)(request, exchange)
+            response = self._preflight(request) or await self._handler_of(request)(request, exchange)
         except Exception as error:
             response = self._failed(error, request.id)
         if response is not None:
             await exchange.finish(exchange.encode(response, request), self.config.client, request.id)
+
+    def _handler_of(self, request: HttpRequest) -> Handler:
+        """Raises NoRoute, and Failure if the client may not send the request."""
+        if self._tenant_of is not None and self.routes.needs_key(request.path):
+            request.tenant = self._tenant_of(request)
+        return self.routes.find(request)
 
     def _preflight(self, request: HttpRequest) -> Response | None:
         """The response to a preflight request; None if it is not one, or its origin is not allowed."""

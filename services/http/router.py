@@ -33,6 +33,7 @@ class Router:
         self._exact: dict[str, dict[str, Handler]] = {}
         self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Handler]]] = {}
         self._guards: dict[str, Guard] = {}
+        self._open: set[str] = set()
         self._unlisted: set[str] = set()
         self._notes: list[str] = []
 
@@ -45,6 +46,14 @@ class Router:
         self._methods(path)["POST"] = handler
         if not is_listed:
             self._unlisted.add(path)
+
+    def open(self, path: str) -> None:
+        """Let clients without a key use `path`, where clients need keys."""
+        self._open.add(path)
+
+    def needs_key(self, path: str) -> bool:
+        """Whether a client needs a key for `path`, where clients need keys. A guard replaces the key."""
+        return path not in self._open and path not in self._guards
 
     def guard(self, path: str, guard: Guard) -> None:
         """Call `guard` first for every request to `path`, whatever its method."""

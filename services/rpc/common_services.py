@@ -24,6 +24,9 @@ def _reflection_v1() -> str:
     return f"{file.package}.{file.service[0].name}"
 
 
+REFLECTION_SERVICES = (reflection.SERVICE_NAME, _reflection_v1())
+
+
 class CommonServices:
     """Health and reflection for the services of a server.
 
@@ -38,7 +41,7 @@ class CommonServices:
 
     def add_to(self, server: Any) -> None:
         """Register both with a server that takes what generated code registers."""
-        names = [*self._services, *self._always, health.SERVICE_NAME, reflection.SERVICE_NAME, _reflection_v1()]
+        names = [*self._services, *self._always, health.SERVICE_NAME, *REFLECTION_SERVICES]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         servicer = reflection.aio.ReflectionServicer(names)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)

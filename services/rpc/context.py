@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from services.core.errors import Failure
+from services.core.tenant import Tenant
 
 
 class Context(Protocol):
@@ -17,6 +18,11 @@ class Context(Protocol):
 
     @property
     def has_room(self) -> bool: ...
+
+    @property
+    def tenant(self) -> Tenant:
+        """Whose rpc it is."""
+        ...
 
     def hold(self, size: int) -> None:
         """Count what waits outside until there is room."""

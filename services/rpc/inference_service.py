@@ -10,15 +10,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from msgspec.structs import replace
 
 from services.core.call import DEADLINE_ROUNDING, DEADLINE_TRAVEL_S, Call
-from services.core.client_flow import ClientBounds
 from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason, invalid
+from services.core.flow.client_flow import ClientBounds
 from services.core.gate import Gate
 from services.core.generation.cursor import parse_cursor
 from services.core.generation.presentation import Finder, resumed_call
 from services.core.generation.wish import ON_DISCONNECT, KeepConfig, kept_of, parse_generation_id
 from services.core.interface import Layer
 from services.core.request import Request
+from services.core.tenant import Tenant
 from services.core.validation import MIGRATION_LIMIT, checked_request_id, migration_limit_of, timeout_s_of
 from services.rpc.codec import request_from_wire
 from services.rpc.context import Context
@@ -47,7 +48,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         gate: Gate,
         on_refused: Callable[[str, str, Failure], None] = lambda *_: None,
         bounds: ClientBounds = DEFAULT_BOUNDS,
-        cancel: Callable[[str], Awaitable[int]] | None = None,
+        cancel: Callable[[str, Tenant], Awaitable[int]] | None = None,
         finder: Finder | None = None,
         keep: KeepConfig = DEFAULT_KEEP,
     ) -> None:
@@ -70,13 +71,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if (endpoint := _ENDPOINTS.get(path)) is not None:
             self._on_refused(endpoint, "", failure)
 
-    async def Cancel(  # noqa: N802
-        self, request: inference_pb2.CancelRequest, _context: object
+    async def Cancel(  # type: ignore[override]  # noqa: N802
+        self, request: inference_pb2.CancelRequest, context: Context
     ) -> inference_pb2.CancelResponse:
         """See inference.proto."""
-        request_id = checked_request_id(request.request_id)
-        cancelled = self._gate.cancel(request_id) if self._cancel is None else await self._cancel(request_id)
-        return inference_pb2.CancelResponse(cancelled=cancelled)
+        request_id, tenant = checked_request_id(request.request_id), context.tenant
+        if self._cancel is None:
+            return inference_pb2.CancelResponse(cancelled=self._gate.cancel(request_id, tenant))
+        return inference_pb2.CancelResponse(cancelled=await self._cancel(request_id, tenant))
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """See inference.proto."""
@@ -96,13 +98,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     def _call_of(self, request_id: str, context: Context, *, is_id_given: bool) -> Call:
         """The call that the metadata describe. Raises INVALID_ARGUMENT."""
         metadata = _metadata(context)
-        kept = kept_of(metadata, request_id, self._keep, is_id_given=is_id_given)
+        kept = kept_of(metadata, request_id, self._keep, context.tenant, is_id_given=is_id_given)
         if kept is not None:
             if self._finder is None:
                 raise invalid(ON_DISCONNECT, "a worker that is called directly keeps no answers")
             kept = replace(kept, early_s=_early_s(context))
         return Call(
             request_id=request_id,
+            tenant=context.tenant,
             deadline=_deadline(metadata, context),
             migration_limit=migration_limit_of(metadata.get(MIGRATION_LIMIT.lower())),
             kept=kept,
@@ -116,13 +119,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             cursor = parse_cursor(request.cursor, "cursor") if request.cursor else None
             if self._finder is None:
                 raise Failure(Reason.STREAM_NOT_FOUND, "a worker has no answers to resume: ask a frontend")
-            presentation, generation = await self._finder.find(generation_id)
+            presentation, generation = await self._finder.find(generation_id, context.tenant)
         except Exception as error:
             failure = error if isinstance(error, Failure) else bug_failure(error, "(resume)")
             self._on_refused(RESUME, "", failure)
             context.fail(failure, "")
             return
-        call = resumed_call(presentation, generation, cursor, deadline)
+        call = resumed_call(presentation, generation, cursor, deadline, context.tenant)
         assert call.kept is not None, "what can be found is kept"
         kept = replace(call.kept, early_s=_early_s(context))
         await self._serve(presentation.request, replace(call, is_streamed=True, kept=kept), context)

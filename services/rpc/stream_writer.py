@@ -10,10 +10,10 @@ from collections.abc import Callable
 import structlog
 
 from services.core.call import Call, Cause
-from services.core.client_flow import ClientBounds, StallWatch
 from services.core.common_layers import outcome_of
-from services.core.delta_buffer import DeltaBuffer
 from services.core.errors import Failure, Reason
+from services.core.flow.client_flow import ClientBounds, StallWatch
+from services.core.flow.delta_buffer import DeltaBuffer
 from services.core.generation.replay import ReplayRoom
 from services.core.generation.wish import GENERATION_ID
 from services.core.interface import Delta, Layer

@@ -8,6 +8,7 @@ from services.core.call import Call, Cause
 from services.core.common_layers import Accept, Deadline
 from services.core.errors import Failure, Reason
 from services.core.gate import Gate
+from services.core.tenant import EVERYBODY, Tenant
 from tests.support.doubles import HANG, Collected, Script, call_layer, make_request, run_async
 
 LOST = Failure(Reason.DISCONNECTED, "lost")
@@ -52,7 +53,7 @@ def test_a_request_can_be_cancelled_after_another_with_its_id_has_ended() -> Non
     gate.enter(second)
     gate.leave(first)
 
-    assert gate.cancel("r") == 1
+    assert gate.cancel("r", EVERYBODY) == 1
 
     assert (first.ending.failure, second.ending.cause) == (None, Cause.EXPLICIT)
 
@@ -95,10 +96,10 @@ def test_all_requests_with_an_id_are_cancelled_once_and_no_others() -> None:
                 group.create_task(ask(call))
             while gate.count < len(calls):
                 await asyncio.sleep(0)
-            counts = [gate.cancel("mine"), gate.cancel("mine"), gate.cancel("unknown")]
+            counts = [gate.cancel("mine", EVERYBODY), gate.cancel("mine", EVERYBODY), gate.cancel("unknown", EVERYBODY)]
             while gate.count > 1:
                 await asyncio.sleep(0)
-            counts.append(gate.cancel("mine"))
+            counts.append(gate.cancel("mine", EVERYBODY))
             assert not ends["yours"]
             gate.fail_all(LOST)
         return counts, ends
@@ -109,6 +110,19 @@ def test_all_requests_with_an_id_are_cancelled_once_and_no_others() -> None:
     assert ends["yours"] == [(Reason.DISCONNECTED, Cause.DRAIN)]
 
 
+def test_a_tenant_cancels_none_but_its_own_requests() -> None:
+    gate = Gate()
+    acme, other = Tenant(name="acme"), Tenant(name="other")
+    calls = [Call(request_id="r", tenant=tenant) for tenant in (acme, other, EVERYBODY)]
+    for call in calls:
+        gate.enter(call)
+
+    assert gate.cancel("r", acme) == 1
+
+    assert [call.ending.failure is not None for call in calls] == [True, False, False]
+    assert [gate.cancel("r", acme), gate.cancel("r", other), gate.cancel("r", EVERYBODY)] == [0, 1, 1]
+
+
 def test_requests_with_the_same_id_leave_one_by_one_in_any_order() -> None:
     gate, calls = Gate(), [Call(request_id="same") for _ in range(3)]
     for call in calls:
@@ -117,6 +131,6 @@ def test_requests_with_the_same_id_leave_one_by_one_in_any_order() -> None:
     counts = []
     for call in (calls[1], calls[0], calls[2]):
         gate.leave(call)
-        counts.append((gate.count, gate.cancel("same")))
+        counts.append((gate.count, gate.cancel("same", EVERYBODY)))
 
     assert counts == [(2, 2), (1, 0), (0, 0)]

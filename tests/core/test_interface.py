@@ -10,7 +10,7 @@ from services.core.choice_group import ChoiceGroup
 from services.core.generation.kept import Kept
 from services.core.interface import Delta, TokenLogprobs
 
-IMMUTABLE = {"request_id", "deadline", "endpoint", "is_streamed", "migration_limit", "card", "excluded"}
+IMMUTABLE = {"tenant", "request_id", "deadline", "endpoint", "is_streamed", "migration_limit", "card", "excluded"}
 IMMUTABLE |= {"replacement_deadline", "counts_prompt"}
 
 

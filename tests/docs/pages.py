@@ -17,7 +17,7 @@ PAGES = [README, DESIGN, *DOCS]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`([^`]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-SHOWN = {"js", "mermaid", "python", "text"}
+SHOWN = {"js", "mermaid", "python", "text", "toml"}
 """Languages of blocks that are read rather than run, but for `python` and `js`, which are programs."""
 PROGRAMS = (
     ".",

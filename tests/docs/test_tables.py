@@ -77,7 +77,7 @@ NO_BOUNDS = {
     "services/runtime/address.py": {"PORT_MAX"},
     "services/runtime/loop.py": {"EXACT_S_MAX"},
     # The terminal's own conversation.
-    "services/cli/chat_client.py": {"EVENT_BYTES_MAX"},
+    "services/cli/chat/client.py": {"EVENT_BYTES_MAX"},
 }
 """Constants that are named like a bound and are none of the plane's."""
 

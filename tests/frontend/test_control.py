@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from services.core.call import Call
 from services.core.gate import Gate
+from services.core.tenant import EVERYBODY, Tenant
 from services.frontend.control import Canceller, LocalControl
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds, Thresholds
 from tests.frontend.support import alone
@@ -26,7 +27,7 @@ def test_cancel_ends_the_requests_with_that_id_and_returns_their_number() -> Non
         gate.enter(Call(request_id="mine"))
         gate.enter(Call(request_id="mine"))
         control = LocalControl(CollectorRegistry(), gate, BusyThresholds(AdmissionConfig()))
-        return [await control.cancel("mine"), await control.cancel("mine"), await control.cancel("another")]
+        return [await control.cancel(name, EVERYBODY) for name in ("mine", "mine", "another")]
 
     assert run_async(scenario()) == [2, 0, 0]
 
@@ -46,7 +47,7 @@ class Kept:
     def __init__(self) -> None:
         self.asked: list[bytes] = []
 
-    async def cancel(self, generation_id: bytes) -> bool:
+    async def cancel(self, generation_id: bytes, tenant: Tenant) -> bool:
         self.asked.append(generation_id)
         return len(self.asked) == 1
 
@@ -56,7 +57,7 @@ def test_request_that_does_not_run_here_is_cancelled_by_the_id_of_its_answer() -
     canceller = Canceller(control, kept)
 
     async def scenario() -> list[int]:
-        return [await canceller.cancel(f"chatcmpl-{ID}"), await canceller.cancel(ID)]
+        return [await canceller.cancel(f"chatcmpl-{ID}", EVERYBODY), await canceller.cancel(ID, EVERYBODY)]
 
     assert run_async(scenario()) == [1, 0]
     assert kept.asked == [bytes.fromhex(ID)] * 2
@@ -68,7 +69,7 @@ def test_workers_are_not_asked_for_requests_that_run_here_or_whose_ids_no_answer
 
     async def scenario() -> list[int]:
         gate.enter(Call(request_id=ID))
-        return [await canceller.cancel(ID), await canceller.cancel("another")]
+        return [await canceller.cancel(ID, EVERYBODY), await canceller.cancel("another", EVERYBODY)]
 
     assert run_async(scenario()) == [1, 0]
     assert kept.asked == []

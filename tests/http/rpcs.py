@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from services.core.client_flow import ClientBounds
+from services.core.flow.client_flow import ClientBounds
 from services.http.grpc.routes import DEFAULT_BOUNDS, GrpcRoutes, Guard
 from services.http.rpc_server import rpc_server
 

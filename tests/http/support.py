@@ -21,6 +21,7 @@ from services.core.gate import Gate
 from services.core.interface import Delta, Finish, Layer, Sink, TokenLogprobs, Usage
 from services.core.model_card import ModelCard, TokenizerRef
 from services.core.request import FinishReason, Request
+from services.core.tenant import Tenant
 from services.frontend.api.admin.admin import Admin, AdminConfig
 from services.frontend.api.build import build_admin_app, build_app
 from services.frontend.resume.finder import GenerationFinder
@@ -189,8 +190,8 @@ class StubFrontend:
     def models(self) -> list[ModelCard]:
         return self.cards
 
-    def model(self, name: str) -> ModelCard:
-        return models_of(*self.cards).find(name).card
+    def model(self, name: str, tenant: Tenant) -> ModelCard:
+        return models_of(*self.cards).find(name, tenant).card
 
     def vocabulary_of(self, model: str) -> Vocabulary:
         assert model in {card.model for card in self.cards}

@@ -9,14 +9,15 @@ import grpc
 import pytest
 
 from services.core.call import Call, Cause
-from services.core.client_flow import ClientBounds
 from services.core.errors import Failure, Reason
+from services.core.flow.client_flow import ClientBounds
 from services.core.generation.cursor import CursorWriter, parse_cursor
 from services.core.generation.kept import Generation
 from services.core.generation.presentation import Presentation
 from services.core.generation.wish import KeepConfig
 from services.core.interface import Delta, Finish, Sink, Usage
 from services.core.request import FinishReason, Request
+from services.core.tenant import Tenant
 from services.rpc.inference_service import DEFAULT_BOUNDS, InferenceService
 from services.stubs import inference_pb2
 from tests.support.doubles import run_async
@@ -75,7 +76,7 @@ class OneAnswer:
         self.asked: list[bytes] = []
         self.generation = Generation(ID, 20, is_told=True)
 
-    async def find(self, generation_id: bytes) -> tuple[Presentation, Generation]:
+    async def find(self, generation_id: bytes, tenant: Tenant) -> tuple[Presentation, Generation]:
         self.asked.append(generation_id)
         if self._failure is not None:
             raise self._failure
@@ -422,7 +423,7 @@ def test_worker_that_is_called_directly_has_no_answers_to_resume() -> None:
 
 def test_bug_while_an_answer_is_looked_for_is_not_shown() -> None:
     class Broken(OneAnswer):
-        async def find(self, generation_id: bytes) -> Any:
+        async def find(self, generation_id: bytes, tenant: Tenant) -> Any:
             raise ZeroDivisionError("secret")
 
     _, error = resume(Played(), Broken())

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from services.core.call import Call, Cause
-from services.core.client_flow import ClientBounds
 from services.core.common_layers import Guard
-from services.core.delta_buffer import PIECE_BYTES_MAX, TOKEN_BYTES
 from services.core.errors import Failure, Reason
+from services.core.flow.client_flow import ClientBounds
+from services.core.flow.delta_buffer import PIECE_BYTES_MAX, TOKEN_BYTES
 from services.core.generation.kept import Kept
 from services.core.interface import Delta, Finish, Layer, Sink
 from services.core.request import Request

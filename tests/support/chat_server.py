@@ -32,6 +32,7 @@ class Server:
     def __init__(self, *scripts: list[Any]) -> None:
         self.scripts = list(scripts)
         self.requests: list[dict[str, Any]] = []
+        self.authorizations: list[str | None] = []
         self.url = ""
         self.lost_clients = threading.Semaphore(0)
         self._listening = threading.Event()
@@ -65,6 +66,7 @@ class Server:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(await request.json())
+        self.authorizations.append(request.headers.get("Authorization"))
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         if isinstance(script[0], int):
             return web.json_response(ERROR_BODY, status=script[0])

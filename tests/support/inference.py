@@ -10,8 +10,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from services.core.call import Call
-from services.core.client_flow import ClientBounds
 from services.core.common_layers import Accept
+from services.core.flow.client_flow import ClientBounds
 from services.core.gate import Gate
 from services.core.interface import Delta, Finish, Layer, Sink, Usage
 from services.core.request import FinishReason, Request

@@ -15,6 +15,7 @@ from services.core.errors import Failure, Reason
 from services.core.gate import Gate
 from services.core.interface import Delta, Finish, Layer, Sink, TokenLogprobs
 from services.core.request import FinishReason, Request
+from services.core.tenant import EVERYBODY
 from services.core.validation import CHOICES_MAX
 from services.rpc.codec import card_from_wire, seconds_from_wire, seconds_to_wire
 from services.rpc.framing import FrameConnection
@@ -500,7 +501,7 @@ def test_cancel_and_a_cancel_by_name_in_one_turn_count_once() -> None:
             session._submit(submit(1, 10, request_id="r-1"))
             await engine.wait_submitted(1)
             session._cancel(1)
-            gate.cancel("r-1")
+            gate.cancel("r-1", EVERYBODY)
         return execute.counters
 
     counters = run_async(scenario())

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Any
 
 from msgspec import Struct
@@ -10,6 +11,7 @@ from msgspec import Struct
 from services.core.errors import Failure, Reason
 from services.core.generation.cursor import Cursor
 from services.core.request import Continuation
+from services.core.tenant import EVERYBODY, Tenant
 
 ID_FORM = "[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 RANDOM_ID = re.compile(ID_FORM)
@@ -29,6 +31,13 @@ def expired() -> Failure:
     return Failure(Reason.STREAM_EXPIRED, "nobody came back for this answer in time, and it was ended")
 
 
+def scoped_id(generation_id: bytes, tenant: Tenant) -> bytes:
+    """The id by which workers know a tenant's answer. Clients choose ids, and two tenants may choose the same one."""
+    if not tenant.name:
+        return generation_id
+    return blake2b(generation_id, digest_size=ID_BYTES, key=tenant.name.encode()).digest()
+
+
 class Copy(Struct, frozen=True, kw_only=True):
     """The record that a worker has of one choice.
 
@@ -45,7 +54,8 @@ class Copy(Struct, frozen=True, kw_only=True):
 class Generation:
     """One answer, shared by all its choices.
 
-    `id`: 16 random bytes. `grace_s`: how long it may be without a frontend. `epoch`: of this frontend as its owner.
+    `id`: by which workers know it: see `scoped_id`. `name`: by which its client does, in hexadecimal. `grace_s`: how
+    long it may be without a frontend. `epoch`: of this frontend as its owner.
     `presentation`: what a frontend needs to resume it; set by `Keep`, or as it was found. `copies`: the records of each
     choice that were found and have not been tried, by index, the best one first. `record_ends`: the position after the
     best one, by index. `continuations`: what choices have lost by moving, by index. `is_told`: the client knows the id.
@@ -65,13 +75,16 @@ class Generation:
         "id",
         "is_resumed",
         "is_told",
+        "name",
         "on_begun",
         "presentation",
         "record_ends",
     )
 
-    def __init__(self, generation_id: bytes, grace_s: float, *, is_told: bool) -> None:
-        self.id = generation_id
+    def __init__(self, generation_id: bytes, grace_s: float, *, is_told: bool, tenant: Tenant = EVERYBODY) -> None:
+        """`generation_id`: by which its client knows it. `tenant`: the client's."""
+        self.id = scoped_id(generation_id, tenant)
+        self.name = generation_id.hex()
         self.grace_s = grace_s
         self.is_told = is_told
         self.epoch = int(time.time() * 1000) << EPOCH_BITS
@@ -84,11 +97,6 @@ class Generation:
         self.on_begun: Callable[[], None] | None = None
         self._held: list[Callable[[], None]] = []
         self._left: dict[int, dict[str, Callable[[], None]]] = {}
-
-    @property
-    def name(self) -> str:
-        """The id, in hexadecimal."""
-        return self.id.hex()
 
     def take_copy(self, index: int) -> Copy | None:
         """Remove the best record of a choice and return it; None if there is none."""

@@ -10,6 +10,7 @@ from services.core.errors import Failure, Reason
 from services.core.generation.cursor import Cursor
 from services.core.generation.kept import Generation, Kept
 from services.core.request import Request
+from services.core.tenant import Tenant
 from services.core.validation import ANSWERS_MAX
 
 PRESENTATION_BYTES_MAX = 1024 * 1024
@@ -78,17 +79,18 @@ def other_version() -> Failure:
 class Finder(Protocol):
     """Finds answers that can be resumed, wherever they are."""
 
-    async def find(self, generation_id: bytes) -> tuple[Presentation, Generation]:
-        """What is known of the answer. Raises STREAM_NOT_FOUND, STREAM_EXPIRED or NO_WORKERS."""
+    async def find(self, generation_id: bytes, tenant: Tenant) -> tuple[Presentation, Generation]:
+        """What is known of the tenant's answer. Raises STREAM_NOT_FOUND, STREAM_EXPIRED or NO_WORKERS."""
         ...
 
 
 def resumed_call(
-    presentation: Presentation, generation: Generation, cursor: Cursor | None, deadline: float | None
+    presentation: Presentation, generation: Generation, cursor: Cursor | None, deadline: float | None, tenant: Tenant
 ) -> Call:
     """The call of an answer that was found. `cursor`: how far its client is."""
     return Call(
         request_id=presentation.request_id,
+        tenant=tenant,
         deadline=deadline,
         endpoint=presentation.endpoint,
         is_streamed=presentation.is_streamed,

@@ -8,6 +8,7 @@ from typing import Literal
 
 from services.core.errors import invalid
 from services.core.generation.kept import ID_BYTES, RANDOM_ID, Generation, Kept
+from services.core.tenant import Tenant
 from services.core.validation import duration_s_of
 
 ON_DISCONNECT = "X-On-Disconnect"
@@ -26,7 +27,9 @@ class KeepConfig:
     grace_s: float = 30.0
 
 
-def kept_of(headers: Mapping[str, str], request_id: str, config: KeepConfig, *, is_id_given: bool) -> Kept | None:
+def kept_of(
+    headers: Mapping[str, str], request_id: str, config: KeepConfig, tenant: Tenant, *, is_id_given: bool
+) -> Kept | None:
     """What keeps the answer when its client leaves; None if it then ends.
 
     `headers`: by lower-case names. `is_id_given`: the client has chosen the request id. If it has room for 128 random
@@ -43,7 +46,8 @@ def kept_of(headers: Mapping[str, str], request_id: str, config: KeepConfig, *, 
     given = _random_bytes(request_id)
     is_told = given is not None and is_id_given
     grace_s = config.grace_s if grace_s is None else grace_s
-    return Kept(generation=Generation(given or secrets.token_bytes(ID_BYTES), grace_s, is_told=is_told))
+    generation_id = given or secrets.token_bytes(ID_BYTES)
+    return Kept(generation=Generation(generation_id, grace_s, is_told=is_told, tenant=tenant))
 
 
 def parse_generation_id(given: str, param: str) -> bytes:

@@ -1,8 +1,12 @@
 """Builds the HTTP applications of a frontend: every route that it has is registered here."""
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Protocol
 
+from services.core.errors import Failure
 from services.core.interface import Layer
+from services.core.tenant import Tenant
 from services.frontend.api.admin.admin import Admin
 from services.frontend.api.admin.http_routes import BODY_BYTES_MAX, AdminRoutes
 from services.frontend.api.health import FrontendState, HealthRoutes
@@ -12,8 +16,21 @@ from services.frontend.api.openai.responses import ChatAnswer, CompletionAnswer
 from services.frontend.api.openapi.document import OpenApiRoute
 from services.frontend.control import Canceller, FrontendControl
 from services.frontend.resume.finder import GenerationFinder
-from services.http.app import HttpApp, Shortage
+from services.http.app import HttpApp, Shortage, TenantOf
 from services.http.server.config import HttpConfig
+from services.http.server.messages import HttpRequest
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+_COUNTED = {COMPLETIONS: "completions", CHAT: "chat_completions"}
+"""Path → the endpoint by which metrics know its requests."""
+
+
+class Keys(Protocol):
+    """The keys of tenants."""
+
+    def tenant_of(self, headers: Mapping[str, str]) -> Tenant:
+        """The tenant whose key is among the headers, by lower-case names. Raises Failure(UNAUTHENTICATED)."""
+        ...
 
 
 def build_app(
@@ -25,28 +42,46 @@ def build_app(
     finder: GenerationFinder,
     admin: Admin | None = None,
     shortage: Shortage | None = None,
+    keys: Keys | None = None,
 ) -> HttpApp:
     """The application for clients.
 
     `on_refused`: called for requests that are refused before they reach the pipeline. `admin`: None if admin calls are
     disabled, or served on an address of their own. `shortage`: counts connections that cannot be accepted.
+    `keys`: those of tenants; None: clients need no keys.
     """
     endpoints = OpenAiEndpoints(pipeline, served, Canceller(control, finder), config, on_refused, finder)
-    app = HttpApp(config, config.body_bytes_max, lambda: served.is_draining, shortage)
+    app = HttpApp(config, config.body_bytes_max, lambda: served.is_draining, shortage, _tenant_of(keys, on_refused))
     routes = app.routes
     completion = partial(parse_completion, unknown_fields=config.unknown_fields)
     chat = partial(parse_chat, unknown_fields=config.unknown_fields)
     routes.get("/v1/models", endpoints.models)
     routes.get("/v1/models/{model}", endpoints.model)
-    routes.post("/v1/completions", partial(endpoints.serve, "completions", completion, CompletionAnswer))
-    routes.post("/v1/chat/completions", partial(endpoints.serve, "chat_completions", chat, ChatAnswer))
+    routes.post(COMPLETIONS, partial(endpoints.serve, _COUNTED[COMPLETIONS], completion, CompletionAnswer))
+    routes.post(CHAT, partial(endpoints.serve, _COUNTED[CHAT], chat, ChatAnswer))
     routes.get("/v1/streams/{generation_id}", endpoints.resume, takes_head=False)  # It would take the answer over.
     routes.post("/v1/requests/{request_id}/cancel", endpoints.cancel)
-    HealthRoutes(served, control).add_to(routes)
+    HealthRoutes(served, control, names_models=keys is None).add_to(routes)
     if admin is not None:
         AdminRoutes(admin).add_to(routes)
     OpenApiRoute(routes, config).add()
     return app
+
+
+def _tenant_of(keys: Keys | None, on_refused: OnRefused) -> TenantOf | None:
+    """Finds the tenant of a request. One that is refused counts as an outcome, as over gRPC."""
+    if keys is None:
+        return None
+
+    def find(request: HttpRequest) -> Tenant:
+        try:
+            return keys.tenant_of(request.headers)
+        except Failure as failure:
+            if (endpoint := _COUNTED.get(request.path)) is not None:
+                on_refused(endpoint, request.id, failure)
+            raise
+
+    return find
 
 
 def build_admin_app(admin: Admin, state: FrontendState, control: FrontendControl, config: HttpConfig) -> HttpApp:

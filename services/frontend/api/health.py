@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from services.core.errors import Failure, Reason
 from services.core.model_card import ModelCard
@@ -25,10 +25,10 @@ class Live(Struct, kw_only=True):
 
 
 class Ready(Struct, kw_only=True):
-    """The body of /health. models: those that can be served now."""
+    """The body of /health. models: those that can be served now; absent where clients need keys."""
 
     status: Literal["ready"]
-    models: list[str]
+    models: list[str] | UnsetType = UNSET
 
 
 _LIVE = msgspec.json.encode(Live(status="live"))
@@ -58,15 +58,19 @@ class FrontendState(Protocol):
 class HealthRoutes:
     """The routes that every application of a frontend has."""
 
-    def __init__(self, state: FrontendState, control: FrontendControl) -> None:
+    def __init__(self, state: FrontendState, control: FrontendControl, *, names_models: bool = True) -> None:
+        """`names_models`: whether everybody may know which models there are."""
         self._state = state
         self._control = control
+        self._names_models = names_models
 
     def add_to(self, routes: Router) -> None:
         """Register the routes."""
         routes.get("/live", self._live)
         routes.get("/health", self._health)
         routes.get("/metrics", self._metrics)
+        for path in ("/live", "/health", "/metrics"):
+            routes.open(path)
 
     async def _live(self, request: HttpRequest, exchange: Exchange) -> Response:
         return json_response(_LIVE)
@@ -77,7 +81,8 @@ class HealthRoutes:
             raise Failure(Reason.DRAINING, "this frontend is shutting down and takes no new requests")
         if not (cards := self._state.models()):
             raise Failure(Reason.NO_WORKERS, f"no model can be served: {self._why_none()}")
-        return json_response(msgspec.json.encode(Ready(status="ready", models=[card.model for card in cards])))
+        models = [card.model for card in cards] if self._names_models else UNSET
+        return json_response(msgspec.json.encode(Ready(status="ready", models=models)))
 
     def _why_none(self) -> str:
         if not self._state.has_view:

@@ -69,6 +69,7 @@ def call_of(request: HttpRequest, endpoint: str, config: HttpConfig) -> Call:
     """The call that the headers describe. Raises Failure(INVALID_ARGUMENT)."""
     return Call(
         request_id=request.id,
+        tenant=request.tenant,
         deadline=deadline_of(request, config),
         endpoint=endpoint,
         migration_limit=migration_limit_of(request.headers.get(MIGRATION_LIMIT.lower())),
@@ -76,6 +77,7 @@ def call_of(request: HttpRequest, endpoint: str, config: HttpConfig) -> Call:
             request.headers,
             request.id,
             config.keep,
+            request.tenant,
             is_id_given=request.id == request.headers.get(REQUEST_ID.lower()),
         ),
     )

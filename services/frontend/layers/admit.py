@@ -4,6 +4,7 @@ from services.core.call import Call
 from services.core.errors import Failure
 from services.core.interface import Finish, Layer, Sink
 from services.core.request import Request
+from services.core.tenant import Tenant
 from services.frontend.model_catalog import Model, ModelCatalog
 from services.frontend.routing.balancer import Balancer
 from services.frontend.routing.policy import Workers
@@ -22,15 +23,15 @@ class Admit:
         self._balancer = balancer
 
     async def __call__(self, request: Request, call: Call, sink: Sink) -> Finish:
-        model = self._find(request.model)
+        model = self._find(request.model, call.tenant)
         if call.kept is None or not call.kept.generation.is_resumed:  # A resumed answer has its room.
             self._require_room(model, request, call)
         return await self._inner(request, call, sink)
 
-    def _find(self, name: str) -> Model:
+    def _find(self, name: str, tenant: Tenant) -> Model:
         """Raises MODEL_NOT_FOUND, or NO_WORKERS with its own `Retry-After`, as for other rejections."""
         try:
-            return self._catalog.find(name)
+            return self._catalog.find(name, tenant)
         except Failure as failure:
             raise self._balancer.rejections.jittered(failure) from None
 

@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 
 from services.core.errors import Failure, Reason
+from services.core.tenant import Tenant
 from services.frontend.control import Changes, FrontendControl
 from services.http.app import HttpApp
 from services.http.errors import json_response
@@ -47,6 +48,7 @@ class _SetThresholds(msgspec.Struct):
 
 class _Cancel(msgspec.Struct):
     request_id: str
+    tenant: str
 
 
 class _Cancelled(msgspec.Struct):
@@ -96,8 +98,8 @@ class RemoteControl:
     async def exposition(self) -> bytes:
         return await self._ask("GET", "/metrics")
 
-    async def cancel(self, request_id: str) -> int:
-        return _decode(await self._ask("POST", "/cancel", _Cancel(request_id)), _Cancelled).cancelled
+    async def cancel(self, request_id: str, tenant: Tenant) -> int:
+        return _decode(await self._ask("POST", "/cancel", _Cancel(request_id, tenant.name)), _Cancelled).cancelled
 
     async def set_thresholds(self, model: str, changes: Changes) -> None:
         await self._ask("POST", "/thresholds", _SetThresholds(model, dict(changes)))
@@ -151,7 +153,7 @@ def control_app(control: FrontendControl, join: Callable[[str, Path, int], JoinR
 
     async def on_cancel(request: HttpRequest, _: Exchange) -> Response:
         cancel = _body_of(request, _Cancel)
-        return _answer(_Cancelled(await control.cancel(cancel.request_id)))
+        return _answer(_Cancelled(await control.cancel(cancel.request_id, Tenant(name=cancel.tenant))))
 
     async def on_thresholds(request: HttpRequest, _: Exchange) -> Response:
         thresholds = _body_of(request, _SetThresholds)

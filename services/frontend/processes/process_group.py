@@ -11,6 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 
 from services.core.errors import Failure, Reason
+from services.core.tenant import Tenant
 from services.frontend.control import Changes
 from services.frontend.processes.ipc import PROCESS_ANSWER_S_MAX, JoinResponse, ProcessGone, RemoteControl
 from services.frontend.processes.metrics_merge import Families, MergedMetrics, kept_after_exit, merged, parsed
@@ -71,9 +72,9 @@ class ProcessGroup:
         count = GaugeMetricFamily(f"{self._prefix}_processes", "Processes of this frontend that answer.", len(answers))
         return generate_latest(MergedMetrics([*families, count]))
 
-    async def cancel(self, request_id: str) -> int:
+    async def cancel(self, request_id: str, tenant: Tenant) -> int:
         """See FrontendControl. Raises STALLED if no request was found and a process has not answered."""
-        answers = await self._ask_all(lambda control: control.cancel(request_id))
+        answers = await self._ask_all(lambda control: control.cancel(request_id, tenant))
         count = sum(answers.by_process.values())
         if not count:
             self._check_all_answered(answers, "the others have no such request")

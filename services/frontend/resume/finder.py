@@ -12,9 +12,10 @@ from typing import Protocol
 import structlog
 
 from services.core.errors import Failure, Reason
-from services.core.generation.kept import EPOCH_BITS, Copy, Generation, expired
+from services.core.generation.kept import EPOCH_BITS, Copy, Generation, expired, scoped_id
 from services.core.generation.presentation import Presentation, decode_presentation
 from services.core.generation.resumption import bases_of, room_of
+from services.core.tenant import Tenant
 from services.frontend.routing.rejection import no_workers
 from services.frontend.session.session import WorkerSession
 from services.rpc.codec import continuation_from_wire
@@ -64,30 +65,30 @@ class GenerationFinder:
         self._sessions = sessions
         self._rng = rng
 
-    async def find(self, generation_id: bytes) -> tuple[Presentation, Generation]:
+    async def find(self, generation_id: bytes, tenant: Tenant) -> tuple[Presentation, Generation]:
         """The answer's presentation, and its generation with the copies of each choice that workers have.
 
-        Raises STREAM_NOT_FOUND, STREAM_EXPIRED, NO_WORKERS if a worker that may have it cannot be asked, or
-        PROTOCOL_VIOLATION if what they say cannot be.
+        An answer of another tenant is one that does not exist. Raises STREAM_NOT_FOUND, STREAM_EXPIRED, NO_WORKERS if a
+        worker that may have it cannot be asked, or PROTOCOL_VIOLATION if what they say cannot be.
         """
-        founds, is_complete = await self._ask_all(generation_id)
+        founds, is_complete = await self._ask_all(scoped_id(generation_id, tenant))
         holders = _holders(founds)
         if not (holders and (self._sessions.has_all or _have_all_choices(holders))):
             await self._wait_for_sessions()
-            founds, is_complete = await self._ask_all(generation_id)
+            founds, is_complete = await self._ask_all(scoped_id(generation_id, tenant))
             holders = _holders(founds)
         if holders:
-            return self._resumed(generation_id, holders)
+            return self._resumed(generation_id, tenant, holders)
         if any(found.located.is_expired for found in founds):
             raise expired()
         if not (is_complete and self._sessions.has_all):
             raise no_workers("a worker that may have this answer is not known yet, or cannot be reached at the moment")
         raise Failure(Reason.STREAM_NOT_FOUND, "no worker has an answer with this id")
 
-    async def cancel(self, generation_id: bytes) -> bool:
+    async def cancel(self, generation_id: bytes, tenant: Tenant) -> bool:
         """Cancel all choices, whichever frontends own them, and drop their records. Returns whether any of them ran."""
         await self._wait_for_sessions()
-        founds, _ = await self._ask_all(generation_id, cancels=True)
+        founds, _ = await self._ask_all(scoped_id(generation_id, tenant), cancels=True)
         return any(found.located.cancelled for found in founds)
 
     async def _wait_for_sessions(self) -> None:
@@ -119,10 +120,12 @@ class GenerationFinder:
         founds.sort(key=lambda found: found.session.record.instance_id)
         return founds, len(founds) == len(sessions)
 
-    def _resumed(self, generation_id: bytes, holders: Sequence[_Holder]) -> tuple[Presentation, Generation]:
+    def _resumed(
+        self, generation_id: bytes, tenant: Tenant, holders: Sequence[_Holder]
+    ) -> tuple[Presentation, Generation]:
         """The answer as the newest of its owners has presented it. Records of an older answer are not needed."""
         newest = max(holders, key=lambda holder: holder.epoch)
-        generation = Generation(generation_id, newest.presentation.grace_s, is_told=True)
+        generation = Generation(generation_id, newest.presentation.grace_s, is_told=True, tenant=tenant)
         generation.presentation = newest.located.presentation
         generation.is_resumed = True
         generation.epoch = ((newest.epoch >> EPOCH_BITS) + 1 << EPOCH_BITS) + self._rng.getrandbits(EPOCH_BITS)
@@ -130,7 +133,7 @@ class GenerationFinder:
         for holder in holders:
             session, is_newest = holder.session, holder.located.presentation == generation.presentation
             for one in holder.located.holdings:
-                discard = partial(session.generations.discard, generation_id, one.index, generation.epoch)
+                discard = partial(session.generations.discard, generation.id, one.index, generation.epoch)
                 if not is_newest:
                     generation.leave(one.index, session.record.instance_id, discard)
                     continue

@@ -6,8 +6,9 @@ from typing import Any, TypeVar
 
 import grpc
 
-from services.core.client_flow import ClientBounds
 from services.core.errors import QUOTED_CHARACTERS_MAX, Failure
+from services.core.flow.client_flow import ClientBounds
+from services.core.tenant import EVERYBODY, Tenant
 from services.http.errors import no_room
 from services.http.grpc.messages import Compression
 from services.http.grpc.metadata import Metadata, RpcError, failed, head_block, metadata_in, misused, trailers_block
@@ -17,8 +18,8 @@ from services.http.h2.request import Host
 from services.http.h2.stream import Receiver, Stream
 from services.http.h2.wire.fields import RequestHead
 
-Guard = Callable[[Metadata], None]
-"""Called with the metadata of each rpc of a service before its request is read. Raises Failure."""
+Guard = Callable[[Metadata], Tenant]
+"""Called with the metadata of each rpc of a service before its request is read. Returns whose it is. Raises Failure."""
 DEFAULT_BOUNDS = ClientBounds()
 Servicer = TypeVar("Servicer")
 
@@ -40,6 +41,7 @@ class GrpcRoutes:
         self._services: set[str] = set()
         self._guards: dict[str, Guard] = {}
         self._rng = random.Random()
+        self._private: set[str] = set()
 
     def add(self, add_to_server: Callable[[Servicer, Any], None], servicer: Servicer) -> None:
         """Serve a service. `add_to_server`: the generated function that registers it."""
@@ -56,24 +58,27 @@ class GrpcRoutes:
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """Called by generated code, for the methods that it has registered before."""
 
-    def guard(self, service: str, guard: Guard) -> None:
+    def guard(self, service: str, guard: Guard, *, takes_pages: bool = False) -> None:
         """Call `guard` first for every rpc of a service, also if there is no such method.
 
-        No page of another origin may read the answers.
+        `takes_pages`: whether pages of other origins may read the answers, if they are allowed to at all.
         """
         self._guards[service] = guard
+        if not takes_pages:
+            self._private.add(service)
 
-    def is_guarded(self, path: str) -> bool:
-        """Whether the service of `path` has a guard."""
-        return _service_of(path) in self._guards
+    def is_private(self, path: str) -> bool:
+        """Whether no page of another origin may read what the service of `path` answers."""
+        return _service_of(path) in self._private
 
-    def check(self, path: str, metadata: Metadata) -> None:
-        """Raises RpcError if the client may not call the method."""
-        if self._guards and (guard := self._guards.get(_service_of(path))) is not None:
-            try:
-                guard(metadata)
-            except Failure as failure:
-                raise failed(failure) from None
+    def check(self, path: str, metadata: Metadata) -> Tenant:
+        """Returns whose rpc it is. Raises RpcError if the client may not call the method."""
+        if not self._guards or (guard := self._guards.get(_service_of(path))) is None:
+            return EVERYBODY
+        try:
+            return guard(metadata)
+        except Failure as failure:
+            raise failed(failure) from None
 
     def no_room(self) -> bytes:
         """The block of header fields that answers an rpc for whose connection there is no room."""
@@ -110,6 +115,15 @@ class GrpcRoutes:
     def _methods_of(self, service: str) -> str:
         names = [path.rpartition("/")[2] for path in self.methods if _service_of(path) == service]
         return f"{service} has {', '.join(sorted(names))}."
+
+
+def key_guard(tenant_of: Callable[[Mapping[str, str]], Tenant]) -> Guard:
+    """Lets clients with a key in."""
+
+    def check(metadata: Metadata) -> Tenant:
+        return tenant_of({name: value for name, value in metadata if isinstance(value, str)})
+
+    return check
 
 
 def _service_of(path: str) -> str:

@@ -13,9 +13,10 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from services.core.client_flow import ClientBounds
 from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason
+from services.core.flow.client_flow import ClientBounds
+from services.core.tenant import EVERYBODY, Tenant
 from services.http.grpc.messages import (
     COMPRESSED_BYTES_MIN,
     GZIP,
@@ -59,8 +60,8 @@ class Rpcs(Protocol):
     bounds: ClientBounds
     compression: Compression
 
-    def check(self, path: str, metadata: Metadata) -> None:
-        """Raises RpcError if the client may not call the method."""
+    def check(self, path: str, metadata: Metadata) -> Tenant:
+        """Returns whose rpc it is. Raises RpcError if the client may not call the method."""
         ...
 
     def on_refused(self, path: str, failure: Failure) -> None:
@@ -72,10 +73,21 @@ class Asked:
     """What a client asks for.
 
     `deadline`: in event-loop time. `encoding`: of compressed requests. `compresses`: whether large messages are sent
-    compressed. `fault`: why the request cannot be answered. `reader`: of its messages.
+    compressed. `fault`: why the request cannot be answered. `reader`: of its messages. `tenant`: whose key it has.
     """
 
-    __slots__ = ("compresses", "deadline", "encoding", "fault", "metadata", "method", "path", "reader", "rpcs")
+    __slots__ = (
+        "compresses",
+        "deadline",
+        "encoding",
+        "fault",
+        "metadata",
+        "method",
+        "path",
+        "reader",
+        "rpcs",
+        "tenant",
+    )
 
     def __init__(self, path: str, method: Method, rpcs: Rpcs, headers: Mapping[str, str]) -> None:
         """`headers`: of the request."""
@@ -83,6 +95,7 @@ class Asked:
         self.method = method
         self.rpcs = rpcs
         self.metadata: Metadata = ()
+        self.tenant = EVERYBODY
         self.deadline: float | None = None
         self.encoding = headers.get("grpc-encoding", IDENTITY)
         self.compresses = wants_gzip(headers)
@@ -98,7 +111,7 @@ class Asked:
         if (timeout_s := timeout_s_in(headers)) is not None:
             self.deadline = clock() + timeout_s
         self.metadata = metadata_in(headers)
-        self.rpcs.check(self.path, self.metadata)
+        self.tenant = self.rpcs.check(self.path, self.metadata)
         if self.encoding not in (IDENTITY, GZIP):
             raise misused(StatusCode.UNIMPLEMENTED, f"grpc-encoding {self.encoding[:50]} is not supported: use gzip")
 
@@ -338,6 +351,11 @@ class RpcContext:
     def progress(self) -> int:
         """A number that changes whenever the client takes something, while something waits for it."""
         return self._rpc.outlet.progress()
+
+    @property
+    def tenant(self) -> Tenant:
+        """Whose rpc it is."""
+        return self._rpc.asked.tenant
 
     def invocation_metadata(self) -> Metadata:
         """What the client has sent."""

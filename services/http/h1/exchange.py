@@ -7,7 +7,7 @@ import sys
 import termios
 from collections.abc import Callable, Mapping
 
-from services.core.client_flow import ClientBounds
+from services.core.flow.client_flow import ClientBounds
 from services.http.server.cork import Cork
 from services.http.server.exchange import log_left, taken_within, wait_room
 from services.http.server.messages import HttpRequest, Response, stream_head

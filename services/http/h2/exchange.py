@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from services.core.client_flow import ClientBounds
 from services.core.errors import Failure, Reason
+from services.core.flow.client_flow import ClientBounds
 from services.http.h1.parser import too_large
 from services.http.h2.request import Host, Request
 from services.http.h2.stream import Stream

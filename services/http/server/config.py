@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.core.client_flow import ClientBounds
+from services.core.flow.client_flow import ClientBounds
 from services.core.generation.wish import KeepConfig
 
 UnknownFields = Literal["refuse", "refuse-misspelt", "ignore"]

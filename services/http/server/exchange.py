@@ -9,8 +9,8 @@ from typing import Protocol
 
 import structlog
 
-from services.core.client_flow import ClientBounds, StallWatch
 from services.core.errors import Reason
+from services.core.flow.client_flow import ClientBounds, StallWatch
 from services.http.server.cork import Cork
 from services.http.server.messages import HttpRequest, Response
 

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from msgspec import Struct
 
 from services.core.errors import Failure
+from services.core.tenant import EVERYBODY, Tenant
 
 _SERVER = "unbroken"
 _NONE: Mapping[str, str] = {}
@@ -26,6 +27,7 @@ class HttpRequest(Struct, kw_only=True):
     compressed. `fault`: why the body is incomplete. `is_chunkable`: the answer may come in chunks, as in HTTP/1.1.
     `keeps_alive`: the client may send another request on the connection. `arguments`: the variable parts of the path.
     `id`: names the request in the response and in logs. `shared`: headers that every response to this request has.
+    `tenant`: whose key it carries.
     """
 
     method: str
@@ -38,6 +40,7 @@ class HttpRequest(Struct, kw_only=True):
     arguments: Mapping[str, str] = _NONE
     id: str = ""
     shared: Mapping[str, str] = _NONE
+    tenant: Tenant = EVERYBODY
 
     def forget_content(self) -> None:
         """Free headers and body once they have been read: an answer may take minutes."""

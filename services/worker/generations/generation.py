@@ -23,8 +23,8 @@ from msgspec import Struct
 
 from services.core.call import Attempt, Cause, Ending
 from services.core.choice_group import ChoiceGroup
-from services.core.delta_buffer import LOGPROB_BYTES, TOKEN_BYTES
 from services.core.errors import Failure, Reason
+from services.core.flow.delta_buffer import LOGPROB_BYTES, TOKEN_BYTES
 from services.core.interface import Delta, TokenLogprobs
 from services.core.request import FinishReason, Request
 from services.stubs import inference_pb2

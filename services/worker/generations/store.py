@@ -10,8 +10,8 @@ from types import TracebackType
 
 from services.core.call import Call, Cause
 from services.core.common_layers import bug_failure
-from services.core.delta_buffer import size_of
 from services.core.errors import Failure, Reason
+from services.core.flow.delta_buffer import size_of
 from services.core.generation.kept import expired
 from services.core.interface import Delta, Layer
 from services.core.request import FinishReason, Request

@@ -9,6 +9,7 @@ from services.core.generation.cursor import Cursor
 from services.core.generation.kept import Generation, Kept
 from services.core.generation.presentation import decode_presentation, encode_presentation, resumed_call
 from services.core.request import Guided, GuidedKind, Request, Sampling
+from services.core.tenant import Tenant
 from tests.support.doubles import make_request
 
 SAMPLED = Sampling(
@@ -99,13 +100,16 @@ def test_field_that_a_later_version_adds_does_not_matter() -> None:
 
 
 def test_call_of_a_found_answer_is_that_of_its_first_request_with_the_clients_cursor() -> None:
-    first = call_of(endpoint="chat_completions", is_streamed=False, counts_prompt=True, migration_limit=2)
+    tenant = Tenant(name="acme")
+    first = call_of(
+        tenant=tenant, endpoint="chat_completions", is_streamed=False, counts_prompt=True, migration_limit=2
+    )
     generation, cursor = Generation(bytes(16), 12.5, is_told=True), Cursor((3,), (False,), 7)
 
-    call = resumed_call(
-        decode_presentation(encode_presentation(make_request(), first, b"form")), generation, cursor, 99.0
-    )
+    presentation = decode_presentation(encode_presentation(make_request(), first, b"form"))
+    call = resumed_call(presentation, generation, cursor, 99.0, tenant)
 
+    assert call.tenant is tenant
     assert (call.request_id, call.endpoint, call.is_streamed) == ("r", "chat_completions", False)
     assert (call.counts_prompt, call.migration_limit, call.deadline) == (True, 2, 99.0)
     assert call.kept == Kept(generation=generation, form=b"form", cursor=cursor)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from services.core.errors import Failure, Reason
 from services.core.generation.kept import Kept
 from services.core.generation.wish import DETACH_GRACE_S_MAX, KeepConfig, kept_of, parse_generation_id
+from services.core.tenant import EVERYBODY
 
 UUID = "01234567-89AB-cdef-0123-456789abcdef"
 UUID_BYTES = uuid.UUID(UUID).bytes
@@ -19,7 +20,7 @@ CONTINUE = {"x-on-disconnect": "continue"}
 
 
 def kept(headers: dict[str, str], request_id: str = "r", *, is_id_given: bool = True, **config: Any) -> Kept | None:
-    return kept_of(headers, request_id, KeepConfig(**config), is_id_given=is_id_given)
+    return kept_of(headers, request_id, KeepConfig(**config), EVERYBODY, is_id_given=is_id_given)
 
 
 @pytest.mark.parametrize(

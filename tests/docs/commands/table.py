@@ -21,6 +21,10 @@ class Place:
 
 
 TRIED = {
+    "unbroken keys new --keys-file keys.toml --tenant acme": Place("tests/cli/test_keys.py", 'run("new"'),
+    "unbroken keys list --keys-file keys.toml": Place("tests/cli/test_keys.py", 'run("list"'),
+    "unbroken keys revoke --keys-file keys.toml 1f2e3d4c": Place("tests/cli/test_keys.py", 'run("revoke"'),
+    'unbroken chat --api-key "$KEY"': Place("tests/cli/chat/test_chat.py", "--api-key"),
     # A part that only one command of the pages contains, or a whole command: where it is run. The commands for grpcurl
     # and `buf curl` have a table of their own, in tests/clients/test_commands.py.
     "curl -sN localhost": Place("tests/docs/commands/test_make_up.py"),
@@ -46,6 +50,7 @@ TRIED = {
     "unbroken frontend": Place("tests/cli/test_cli.py", "test_every_command_has_help", NAMED),
     "unbroken worker": Place("tests/cli/test_cli.py", "test_every_command_has_help", NAMED),
     "unbroken registry": Place("tests/cli/test_cli.py", "test_every_command_has_help", NAMED),
+    "unbroken keys": Place("tests/cli/test_cli.py", "test_every_command_has_help", NAMED),
     "unbroken up": Place("tests/cli/test_cli.py", "test_every_command_has_help", NAMED),
     "unbroken drain": Place("tests/cli/test_cli.py", "test_every_command_has_help", NAMED),
     ". .venv/bin/activate": Place("tests/docs/commands/test_small.py"),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from services.core.errors import Failure, Reason
+from services.core.tenant import Tenant
 from services.discovery.client import InstanceRecord
 from services.frontend.layers.admit import Admit
 from services.frontend.model_catalog import ModelCatalog
@@ -41,6 +42,18 @@ def test_a_request_passes_if_a_worker_has_room_and_no_worker_is_chosen_yet() -> 
 
     assert script.requests == [make_request()]
     assert script.calls[0].attempt.worker is None
+
+
+def test_a_model_that_the_tenant_may_not_use_does_not_exist_for_it() -> None:
+    script, tenant = Script([7]), Tenant(name="acme", models=frozenset({"another"}))
+    layer = admit(script, models_of(), make_candidate("a"))
+
+    with pytest.raises(Failure) as caught:
+        run_async(call_layer(layer, make_request(), card=None, tenant=tenant))
+
+    assert caught.value.reason is Reason.MODEL_NOT_FOUND
+    assert caught.value.detail == f"there is no model {make_request().model!r}; known: none so far"
+    assert script.requests == []
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from services.core.errors import Failure, Reason, RefusedFor
 from services.core.gate import Gate
 from services.core.interface import Delta, Finish, Layer, Sink, Usage
 from services.core.request import FinishReason, Request
+from services.core.tenant import EVERYBODY
 from services.frontend.layers.observe import Observe, why_cancelled
 from services.frontend.metrics.definitions import build_metrics
 from services.frontend.metrics.outcomes import REJECTION_LINES_PER_S_MAX, WHY_CHARS_MAX, observe_refused
@@ -198,7 +199,7 @@ async def ask_quietly(layer: Layer, **call: Any) -> None:
 
 ENDS: dict[Cause, tuple[End, Reason]] = {
     Cause.CLIENT_DISCONNECT: (lambda _, asking: asking.cancel(), Reason.CANCELLED),
-    Cause.EXPLICIT: (lambda gate, _: gate.cancel("r"), Reason.CANCELLED),
+    Cause.EXPLICIT: (lambda gate, _: gate.cancel("r", EVERYBODY), Reason.CANCELLED),
     Cause.DRAIN: (lambda gate, _: gate.fail_all(Failure(Reason.DRAINING, "leaving")), Reason.DRAINING),
 }
 
@@ -253,7 +254,7 @@ def test_request_that_fails_by_itself_has_no_cause(reason: Reason) -> None:
 def test_first_cause_counts_even_if_the_client_leaves_meanwhile() -> None:
     case = Case(7, HANG)
 
-    run_async(end_by(case, lambda gate, asking: (gate.cancel("r"), asking.cancel())))
+    run_async(end_by(case, lambda gate, asking: (gate.cancel("r", EVERYBODY), asking.cancel())))
 
     assert cancellations(case) == {"explicit": 1}
 

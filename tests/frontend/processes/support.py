@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from services.core.gate import Gate
+from services.core.tenant import Tenant
 from services.frontend.control import Changes, LocalControl
 from services.frontend.processes.ipc import SUPERVISOR_SOCKET, control_app, serve_control
 from services.frontend.processes.process_group import ProcessGroup
@@ -42,9 +43,9 @@ class PausableControl(LocalControl):
         await self._wait_allowed()
         return await super().exposition()
 
-    async def cancel(self, request_id: str) -> int:
+    async def cancel(self, request_id: str, tenant: Tenant) -> int:
         await self._wait_allowed()
-        return await super().cancel(request_id)
+        return await super().cancel(request_id, tenant)
 
     async def set_thresholds(self, model: str, changes: Changes) -> None:
         await self._wait_allowed()

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from services.core.call import Call
 from services.core.errors import Failure, Reason, invalid
+from services.core.tenant import EVERYBODY, Tenant
 from services.frontend.control import Changes
 from services.frontend.processes import ipc
 from services.frontend.processes.ipc import (
@@ -61,7 +62,7 @@ def test_remote_control_calls_are_answered_by_the_other_process(caplog: pytest.L
                 await remote.set_thresholds("org/a model", {PREFILL: 2**64 - 1})
 
                 assert b"p_requests_total 3.0" in await remote.exposition()
-                assert await remote.cancel("..") == 0
+                assert await remote.cancel("..", EVERYBODY) == 0
                 assert process.thresholds.of("org/a model") == Thresholds(active_prefill_tokens=2**64 - 1)
 
     run_async(scenario())
@@ -91,7 +92,7 @@ def test_process_that_exits_before_its_answer_is_gone() -> None:
             path = folder / "one.sock"
             async with await asyncio.start_unix_server(hang_up, path):
                 with pytest.raises(ProcessGone):
-                    await RemoteControl(path, answer_s_max=10).cancel("r")
+                    await RemoteControl(path, answer_s_max=10).cancel("r", EVERYBODY)
 
     run_async(scenario())
 
@@ -151,10 +152,10 @@ def test_process_is_not_dropped_if_no_socket_can_be_opened() -> None:
         async with supervised(answer_s_max=10) as (group, folder), process.serving(folder / "one.1.sock"):
             group.join("one", folder / "one.1.sock", pid=1)
             with no_more_files(), pytest.raises(Failure, match="1 of 1 processes"):
-                await group.cancel("r")
+                await group.cancel("r", EVERYBODY)
             process.gate.enter(Call(request_id="r"))
 
-            assert await group.cancel("r") == 1
+            assert await group.cancel("r", EVERYBODY) == 1
 
     run_async(scenario())
 
@@ -175,6 +176,21 @@ def test_cancelled_call_does_not_delay_other_calls() -> None:
             process.control.may_answer.set()
 
     run_async(scenario())
+
+
+def test_tenant_cancels_none_but_its_own_requests_in_the_other_process() -> None:
+    acme, other = Tenant(name="acme"), Tenant(name="other")
+
+    async def scenario() -> list[int]:
+        process = Process()
+        process.gate.enter(Call(request_id="r", tenant=acme))
+        with short_folder() as folder:
+            path = folder / "one.sock"
+            async with process.serving(path):
+                remote = RemoteControl(path, answer_s_max=10)
+                return [await remote.cancel("r", tenant) for tenant in (other, EVERYBODY, acme)]
+
+    assert run_async(scenario()) == [0, 0, 1]
 
 
 def test_failure_of_the_other_process_is_raised_unchanged() -> None:
@@ -219,7 +235,7 @@ def test_body_above_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
             path = folder / "one.sock"
             async with Process().serving(path):
                 with pytest.raises(Failure) as caught:
-                    await RemoteControl(path, answer_s_max=10).cancel("r" * 100)
+                    await RemoteControl(path, answer_s_max=10).cancel("r" * 100, EVERYBODY)
 
         assert caught.value.reason is Reason.BODY_TOO_LARGE
 

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from services.core.call import Call
 from services.core.errors import Failure, Reason
+from services.core.tenant import EVERYBODY
 from services.frontend.processes.ipc import JoinResponse, RemoteControl
 from services.frontend.processes.metrics_merge import parsed
 from services.frontend.processes.process_group import ProcessGroup
@@ -160,7 +161,7 @@ def test_cancel_finds_requests_in_every_process() -> None:
         other.gate.enter(calls[1])
         other.gate.enter(calls[2])
 
-        assert [await case.group.cancel("mine"), await case.group.cancel("mine")] == [2, 0]
+        assert [await case.group.cancel("mine", EVERYBODY), await case.group.cancel("mine", EVERYBODY)] == [2, 0]
         assert [call.ending.failure is not None for call in calls] == [True, True, False]
 
     run(scenario)
@@ -173,9 +174,9 @@ def test_cancel_that_finds_nothing_fails_if_a_process_did_not_answer() -> None:
             with pytest.raises(
                 Failure, match=r"1 of 2 processes .*\(pid 102\); the others have no such request: send the call again"
             ) as caught:
-                await case.group.cancel("mine")
+                await case.group.cancel("mine", EVERYBODY)
             one.gate.enter(Call(request_id="mine"))
-            found = await case.group.cancel("mine")
+            found = await case.group.cancel("mine", EVERYBODY)
 
         assert caught.value.reason is Reason.STALLED
         assert caught.value.traits.retryable
@@ -210,7 +211,8 @@ def test_threshold_changes_reach_every_process_in_the_same_order() -> None:
                 group.create_task(case.group.set_thresholds("m", {PREFILL: value}))
             while not one.control.call_count:
                 await asyncio.sleep(0)
-            await case.remote("other").cancel("r")  # If the second change were sent early, it would arrive before this.
+            # If the second change were sent early, it would arrive before this.
+            await case.remote("other").cancel("r", EVERYBODY)
             call_count = other.control.call_count
             one.control.may_answer.set()
 
@@ -262,7 +264,7 @@ def test_exited_process_does_not_delay_calls() -> None:
         await case.group.set_thresholds("m", {PREFILL: 1})
 
         assert one.thresholds.of("m") == Thresholds(active_prefill_tokens=1)
-        assert await case.group.cancel("mine") == 0
+        assert await case.group.cancel("mine", EVERYBODY) == 0
 
     run(scenario)
 

@@ -12,6 +12,7 @@ from services.core.errors import Failure, Reason
 from services.core.generation.kept import EPOCH_BITS, Generation, Kept
 from services.core.generation.presentation import Presentation, encode_presentation
 from services.core.request import Continuation
+from services.core.tenant import EVERYBODY, Tenant
 from services.frontend.resume.finder import LOCATE_S_MAX, GenerationFinder
 from services.frontend.session.session import WorkerSession
 from services.stubs import worker_pb2
@@ -89,7 +90,7 @@ Script = Callable[[Pool], Awaitable[None]]
 
 
 async def find(pool: Pool, script: Script, seed: int = 0) -> tuple[Presentation, Generation]:
-    finding = asyncio.ensure_future(GenerationFinder(pool, random.Random(seed)).find(ID))
+    finding = asyncio.ensure_future(GenerationFinder(pool, random.Random(seed)).find(ID, EVERYBODY))
     await script(pool)
     return await finding
 
@@ -471,6 +472,23 @@ def test_records_of_an_older_answer_with_the_same_id_are_not_taken_and_are_disca
     run_clocked(scenario())
 
 
+def test_workers_know_an_answer_by_an_id_of_its_tenants_own() -> None:
+    async def id_for(tenant: Tenant) -> bytes:
+        worker = BareWorker("a")
+        finding = asyncio.ensure_future(GenerationFinder(Pool(worker), random.Random(0)).find(ID, tenant))
+        located = await reply(worker, holding())
+        _, generation = await finding
+        assert located.generation_id == generation.id
+        assert generation.name == ID.hex(), "its client knows it by the id that it chose"
+        return generation.id
+
+    acme, other, nobody = [run_clocked(id_for(tenant)) for tenant in (Tenant(name="acme"), Tenant(name="b"), EVERYBODY)]
+
+    assert nobody == ID
+    assert len({acme, other, nobody}) == 3
+    assert acme == run_clocked(id_for(Tenant(name="acme", weight=2.0)))
+
+
 # Cancel
 
 
@@ -478,7 +496,7 @@ def test_records_of_an_older_answer_with_the_same_id_are_not_taken_and_are_disca
 def test_cancel_asks_all_workers_to_end_what_they_have(counts: tuple[int, int]) -> None:
     async def scenario() -> bool:
         pool = Pool(BareWorker("a"), BareWorker("b"))
-        cancelling = asyncio.ensure_future(GenerationFinder(pool, random.Random(0)).cancel(ID))
+        cancelling = asyncio.ensure_future(GenerationFinder(pool, random.Random(0)).cancel(ID, EVERYBODY))
         for worker, count in zip(pool.workers, counts, strict=True):
             assert (await reply(worker, cancelled=count)).cancels
         return await cancelling

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from services.core.client_flow import ClientBounds
+from services.core.flow.client_flow import ClientBounds
 from services.http.grpc.routes import GrpcRoutes
 
 PROTO = Path(__file__).resolve().parents[2] / "clients" / "grpc_interop" / "interop.proto"

@@ -10,8 +10,8 @@ from urllib.parse import unquote
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from services.core.client_flow import ClientBounds
 from services.core.errors import Failure
+from services.core.flow.client_flow import ClientBounds
 from services.http.app import HttpApp
 from services.http.grpc.routes import GrpcRoutes, Guard
 from services.http.grpc.web.routes import WebRoutes

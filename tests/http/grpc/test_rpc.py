@@ -11,8 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.core.bounded_executor import BoundedExecutor
-from services.core.client_flow import ClientBounds
 from services.core.errors import Failure, Reason
+from services.core.flow.client_flow import ClientBounds
+from services.core.tenant import EVERYBODY, Tenant
 from services.http.grpc.messages import COMPRESSED_BYTES_MIN, INLINE_BYTES_MAX, MessageReader
 from services.http.h2.wire.frames import DATA, END_STREAM, PREFACE, ErrorCode, frame, rst_stream, window_update
 from services.http.server.config import HttpConfig
@@ -551,9 +552,10 @@ def test_guard_refuses_before_the_request_is_read() -> None:
     async def test() -> None:
         async with serving_rpcs() as serving, raw_client(serving) as client:
 
-            def guard(metadata: Any) -> None:
+            def guard(metadata: Any) -> Tenant:
                 if "authorization" not in dict(metadata):
                     raise Failure(Reason.UNAUTHENTICATED, "who are you?")
+                return EVERYBODY
 
             serving.routes.guard(SERVICE, guard)
             paths = (EMPTY_CALL, f"/{SERVICE}/Unknown")

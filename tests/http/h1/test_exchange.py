@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.core.call import Call
-from services.core.client_flow import ClientBounds
+from services.core.flow.client_flow import ClientBounds
 from services.core.interface import Finish
 from services.core.request import Request
 from services.http.server.config import HttpConfig

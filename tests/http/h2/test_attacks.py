@@ -10,8 +10,8 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from services.core.client_flow import ClientBounds
 from services.core.errors import Reason
+from services.core.flow.client_flow import ClientBounds
 from services.http.h2 import receiving
 from services.http.h2.bounds import budget
 from services.http.h2.bounds.budget import CONTROL_FRAMES_MAX, RESETS_MAX

@@ -9,9 +9,9 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from structlog.testing import capture_logs
 
-from services.core.client_flow import CONNECTION_SHARES, ClientBounds
 from services.core.common_layers import Accept
 from services.core.errors import Reason
+from services.core.flow.client_flow import CONNECTION_SHARES, ClientBounds
 from services.core.gate import Gate
 from services.core.interface import Delta
 from services.http.app import HttpApp

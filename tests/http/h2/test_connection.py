@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from grpc import StatusCode
 
-from services.core.client_flow import ClientBounds
 from services.core.errors import Reason
+from services.core.flow.client_flow import ClientBounds
 from services.http.h2 import connection as connection_module
 from services.http.h2.bounds import keepalive
 from services.http.h2.bounds.keepalive import Keepalive

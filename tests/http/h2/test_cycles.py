@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.core.client_flow import ClientBounds
-from services.core.delta_buffer import DeltaBuffer
 from services.core.errors import Reason
+from services.core.flow.client_flow import ClientBounds
+from services.core.flow.delta_buffer import DeltaBuffer
 from services.frontend.api.openai.sse.backlog import Backlog
 from services.http.grpc.rpc import RpcContext
 from services.http.h2.request import Request

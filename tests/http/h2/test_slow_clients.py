@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.core.client_flow import LOOKS, ClientBounds, StallWatch
 from services.core.errors import Reason
+from services.core.flow.client_flow import LOOKS, ClientBounds, StallWatch
 from services.http.h2.wire.frames import ErrorCode, window_update
 from services.http.server.config import HttpConfig
 from tests.http.h2.support import COMPLETION, COMPLETIONS, STREAMED, Client, connected, connection_of

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from services.core.call import Attempt, Cause, Phase
-from services.core.delta_buffer import size_of
 from services.core.errors import Failure, Reason
+from services.core.flow.delta_buffer import size_of
 from services.core.interface import Delta, TokenLogprobs
 from services.core.request import FinishReason
 from services.worker.generations import generation as module

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.core.errors import invalid, quoted
+from services.core.tenant import EVERYBODY, Tenant
 from services.frontend.api.admin.admin import Admin
 from services.frontend.routing.thresholds import THRESHOLDS, Thresholds
 from services.http.grpc.metadata import Metadata
@@ -18,9 +19,10 @@ ORIGIN = "origin"
 def admin_guard(admin: Admin) -> Guard:
     """Refuses calls without the token before the request is read, so that nothing else is disclosed."""
 
-    def check(metadata: Metadata) -> None:
+    def check(metadata: Metadata) -> Tenant:
         given = {name: value for name, value in metadata if isinstance(value, str)}
         admin.authorize(given.get(AUTHORIZATION), given.get(ORIGIN))
+        return EVERYBODY
 
     return check
 

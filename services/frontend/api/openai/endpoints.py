@@ -18,6 +18,7 @@ from services.core.generation.presentation import resumed_call
 from services.core.interface import Layer
 from services.core.model_card import ModelCard
 from services.core.request import Request
+from services.core.tenant import Tenant
 from services.core.validation import checked_request_id
 from services.frontend.api.health import FrontendState
 from services.frontend.api.openai.bodies import Body
@@ -63,8 +64,11 @@ OnRefused = Callable[[str, str, Failure], None]
 class ServedModels(FrontendState, Protocol):
     """The models of this frontend."""
 
-    def model(self, name: str) -> ModelCard:
-        """A model that can be served now. Raises Failure(NO_WORKERS), or MODEL_NOT_FOUND if it certainly is none."""
+    def model(self, name: str, tenant: Tenant) -> ModelCard:
+        """A model that can be served to the tenant now.
+
+        Raises Failure(NO_WORKERS), or MODEL_NOT_FOUND if it certainly is none.
+        """
         ...
 
     def vocabulary_of(self, model: str) -> Vocabulary:
@@ -160,8 +164,11 @@ class OpenAiEndpoints:
             if is_done(http_request):
                 return Response(b"", 204)
             deadline, accepted = deadline_of(http_request, self._config), http_request.headers.get("accept", "")
-            presentation, generation = await self._finder.find(generation_id)
-            request, call = presentation.request, resumed_call(presentation, generation, cursor, deadline)
+            presentation, generation = await self._finder.find(generation_id, http_request.tenant)
+            request, call = (
+                presentation.request,
+                resumed_call(presentation, generation, cursor, deadline, http_request.tenant),
+            )
             vocabulary = partial(self._served.vocabulary_of, request.model)
             answer = decode_form(presentation, generation.name, call.told, vocabulary)
         except Exception as error:
@@ -210,17 +217,18 @@ class OpenAiEndpoints:
             raise no_workers(NO_VIEW)
         if not (cards := self._served.models()) and (count := self._served.unreached_count):
             raise no_workers(f"no worker is connected {of_registered(count)}")
+        cards = [card for card in cards if request.tenant.may_use(card.model)]
         return json_response(msgspec.json.encode(model_list(cards, self._created)))
 
     async def model(self, request: HttpRequest, exchange: Exchange) -> Response:
         """One model that can be served now. Raises Failure; see `ServedModels.model`."""
-        card = self._served.model(request.arguments["model"])
+        card = self._served.model(request.arguments["model"], request.tenant)
         return json_response(msgspec.json.encode(model_object(card, self._created)))
 
     async def cancel(self, request: HttpRequest, exchange: Exchange) -> Response:
         """Cancel all running requests with an id, or the one whose answer has it. Idempotent."""
         request_id = checked_request_id(request.arguments["request_id"])
-        cancelled = await self._canceller.cancel(request_id)
+        cancelled = await self._canceller.cancel(request_id, request.tenant)
         return json_response(msgspec.json.encode(Cancelled(id=request_id, cancelled=cancelled)))
 
 

@@ -68,6 +68,12 @@ class OpenApiRoute:
         return json_response(self._document)
 
 
+_SCHEMES = {
+    "key": {"type": "http", "scheme": "bearer", "description": "An API key of a tenant. `x-api-key` has it as well."},
+    "admin": {"type": "http", "scheme": "bearer", "description": "The operators' token."},
+}
+
+
 def describe(listed: Iterable[tuple[str, str]], config: HttpConfig) -> Document:
     """The document. `listed`: paths and methods."""
     operations = {(path, method): OPERATIONS[method, path] for path, method in listed}
@@ -76,8 +82,8 @@ def describe(listed: Iterable[tuple[str, str]], config: HttpConfig) -> Document:
         paths[path][method.lower()] = _described(path, operation, config.overload_status)
     components: dict[str, Any] = {"schemas": _schemas(operations.values())}
     add_other_fields(components["schemas"], config.unknown_fields)
-    if any(operation.is_guarded for operation in operations.values()):
-        components["securitySchemes"] = {"admin": {"type": "http", "scheme": "bearer"}}
+    schemes = {_scheme_of(operation) for operation in operations.values()}
+    components["securitySchemes"] = {name: scheme for name, scheme in _SCHEMES.items() if name in schemes}
     info = {"title": "Unbroken", "version": __version__, "description": _ABOUT}
     return Document(openapi="3.1.0", info=info, paths=paths, components=components)
 
@@ -99,9 +105,14 @@ def _described(path: str, operation: Operation, overload_status: int) -> dict[st
         described["responses"]["204"] = _response(operation.nothing, {})
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": {"application/json": _schema(operation.body)}}
-    if operation.is_guarded:
-        described["security"] = [{}, {"admin": []}]  # {}: not every frontend has a token.
+    if (scheme := _scheme_of(operation)) is not None:
+        described["security"] = [{}, {scheme: []}]  # {}: not every frontend has keys, or a token.
     return described
+
+
+def _scheme_of(operation: Operation) -> str | None:
+    """How a client shows that it may call the operation; None: everybody may."""
+    return None if operation.is_open else "admin" if operation.is_guarded else "key"
 
 
 def _parameters(path: str, operation: Operation) -> list[dict[str, Any]]:

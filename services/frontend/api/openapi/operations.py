@@ -35,7 +35,8 @@ class Operation:
     `answer`: the JSON body of status 200; None: plain text. `event`: the data of each event, if the answer can be
     streamed. A union: one of them. `reasons`: how the call can fail, besides the reasons that every call has.
     `headers`: header → schema, besides the headers that every call has; `answer_headers`: those of status 200.
-    `is_guarded`: needs the admin token, if there is one. `nothing`: what status 204 means, if there is one.
+    `is_guarded`: needs the admin token, if there is one. `is_open`: needs no key, even where clients need keys.
+    `nothing`: what status 204 means, if there is one.
     """
 
     summary: str
@@ -46,6 +47,7 @@ class Operation:
     headers: Mapping[str, Mapping[str, Any]] | None = None
     answer_headers: Mapping[str, Mapping[str, Any]] | None = None
     is_guarded: bool = False
+    is_open: bool = False
     nothing: str | None = None
 
 
@@ -54,9 +56,11 @@ _BODY = frozenset({Reason.INVALID_ARGUMENT, Reason.BODY_TOO_LARGE, Reason.DEADLI
 """Reasons of calls with a body."""
 _MODEL = frozenset({Reason.MODEL_NOT_FOUND, Reason.NO_WORKERS})
 """Reasons of calls that name a model."""
+_KEY = frozenset({Reason.UNAUTHENTICATED})
+"""Reasons of calls that need a key or a token, if there is one."""
 _OTHER_PROCESSES = frozenset({Reason.STALLED, Reason.DRAINING})
 """Reasons of calls that ask all processes of a frontend: one of them may not answer."""
-ANSWER_REASONS = frozenset(Reason) - {Reason.INSTANCE_NOT_FOUND, Reason.STORE_AWAY, Reason.UNAUTHENTICATED}
+ANSWER_REASONS = frozenset(Reason) - {Reason.INSTANCE_NOT_FOUND, Reason.STORE_AWAY}
 """A request that is repeated with the id of the last event is a resume, and can fail as one."""
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
@@ -90,34 +94,37 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/requests/{request_id}/cancel"): Operation(
         summary="Cancel all requests with this id",
         answer=schemas.Cancelled,
-        reasons=_OTHER_PROCESSES | {Reason.INVALID_ARGUMENT},
+        reasons=_OTHER_PROCESSES | _KEY | {Reason.INVALID_ARGUMENT},
     ),
     ("GET", "/v1/models"): Operation(
         summary="List the models that can be served now",
         answer=schemas.ModelList,
-        reasons=frozenset({Reason.NO_WORKERS}),
+        reasons=_KEY | {Reason.NO_WORKERS},
     ),
-    ("GET", "/v1/models/{model}"): Operation(summary="Get one model", answer=schemas.Model, reasons=_MODEL),
-    ("GET", "/live"): Operation(summary="Whether this process answers", answer=health.Live),
+    ("GET", "/v1/models/{model}"): Operation(summary="Get one model", answer=schemas.Model, reasons=_MODEL | _KEY),
+    ("GET", "/live"): Operation(summary="Whether this process answers", answer=health.Live, is_open=True),
     ("GET", "/health"): Operation(
         summary="Whether requests can be served",
         answer=health.Ready,
         reasons=frozenset({Reason.DRAINING, Reason.NO_WORKERS}),
+        is_open=True,
     ),
-    ("GET", "/metrics"): Operation(summary="Metrics in Prometheus's text format", reasons=_OTHER_PROCESSES),
+    ("GET", "/metrics"): Operation(
+        summary="Metrics in Prometheus's text format", reasons=_OTHER_PROCESSES, is_open=True
+    ),
     ("GET", "/busy_threshold"): Operation(
         summary="Read the load above which workers count as busy",
         answer=admin.AllThresholds,
-        reasons=frozenset({Reason.UNAUTHENTICATED}),
+        reasons=_KEY,
         is_guarded=True,
     ),
     ("POST", "/busy_threshold"): Operation(
         summary="Change the busy thresholds of a model",
         body=admin.ThresholdsChange,
         answer=admin.ChangedThresholds,
-        reasons=_BODY | _OTHER_PROCESSES | _MODEL | {Reason.UNAUTHENTICATED},
+        reasons=_BODY | _OTHER_PROCESSES | _MODEL | _KEY,
         is_guarded=True,
     ),
-    ("GET", "/openapi.json"): Operation(summary="This document", answer=Document),
+    ("GET", "/openapi.json"): Operation(summary="This document", answer=Document, reasons=_KEY),
 }
 """By method and path. HEAD is answered as GET, without the body."""

@@ -29,8 +29,9 @@ class WebRoutes:
         """Register all methods. Call it once all services are registered."""
         for path, method in self._rpcs.methods.items():
             routes.post(path, partial(self._serve, method), is_listed=False)
-            if self._rpcs.is_guarded(path):
+            if self._rpcs.is_private(path):
                 routes.guard(path, _leave_to_the_rpc)
+            routes.open(path)
         routes.note(self._rpcs.listed())
 
     async def _serve(self, method: Method, request: HttpRequest, exchange: Exchange) -> Response | None:

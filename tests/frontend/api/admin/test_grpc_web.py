@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 import pytest
 
-from services.core.client_flow import ClientBounds
+from services.core.flow.client_flow import ClientBounds
 from services.frontend.api.admin.admin import NOT_FOR_PAGES, Admin, AdminConfig
 from services.frontend.api.admin.grpc_service import SERVICE, AdminService, admin_guard
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds

@@ -18,8 +18,11 @@ def test_operation_with_a_body_can_fail_for_it(call: tuple[str, str], operation:
 
 
 @pytest.mark.parametrize(("call", "operation"), CALLS, ids=IDS)
-def test_only_guarded_operations_can_fail_for_lack_of_the_token(call: tuple[str, str], operation: Operation) -> None:
-    assert operation.is_guarded == (Reason.UNAUTHENTICATED in operation.reasons)
+def test_operations_that_are_not_open_can_fail_for_lack_of_a_key_or_token(
+    call: tuple[str, str], operation: Operation
+) -> None:
+    assert operation.is_open == (Reason.UNAUTHENTICATED not in operation.reasons)
+    assert not (operation.is_open and operation.is_guarded)
 
 
 @pytest.mark.parametrize(("call", "operation"), CALLS, ids=IDS)
@@ -36,7 +39,6 @@ def test_completions_can_fail_with_every_reason_of_a_request() -> None:
     assert set(Reason) - ANSWER_REASONS == {
         Reason.INSTANCE_NOT_FOUND,
         Reason.STORE_AWAY,
-        Reason.UNAUTHENTICATED,
     }
 
 

@@ -10,8 +10,8 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from services.core.client_flow import ClientBounds
 from services.core.errors import Failure, Reason
+from services.core.flow.client_flow import ClientBounds
 from services.http.h2.wire.frames import ErrorCode, rst_stream
 from services.http.server.config import HttpConfig
 from services.rpc.status import MESSAGE_BYTES_MAX

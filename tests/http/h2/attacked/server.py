@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from services.core.client_flow import ClientBounds
+from services.core.flow.client_flow import ClientBounds
 from services.http.server.config import HttpConfig
 from services.runtime.loop import run_on_loop
 from tests.http.grpc.interop_service import test_routes

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from services.core.client_flow import ClientBounds, StallWatch
-from services.core.delta_buffer import DeltaBuffer
+from services.core.flow.client_flow import ClientBounds, StallWatch
+from services.core.flow.delta_buffer import DeltaBuffer
 from services.core.generation.replay import ReplayRoom
 from services.core.interface import Delta
 from services.http.server.exchange import Exchange

@@ -11,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.core.call import Call, Cause
-from services.core.client_flow import ClientBounds
-from services.core.delta_buffer import PIECE_BYTES_MAX
 from services.core.errors import Reason
+from services.core.flow.client_flow import ClientBounds
+from services.core.flow.delta_buffer import PIECE_BYTES_MAX
 from services.core.interface import Delta, Finish, TokenLogprobs, Usage
 from services.core.request import FinishReason, Request
 from services.http.h1.exchange import HIGH_WATER_BYTES

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from services.core.call import Told
-from services.core.delta_buffer import DeltaBuffer
 from services.core.errors import Failure, Reason
+from services.core.flow.delta_buffer import DeltaBuffer
 from services.core.generation.cursor import Cursor, parse_cursor
 from services.core.interface import Delta, TokenLogprobs, Usage
 from services.core.request import Continuation, FinishReason, Request, Stop

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from services.core.call import Call
-from services.core.client_flow import ClientBounds
 from services.core.errors import Reason
+from services.core.flow.client_flow import ClientBounds
 from services.core.interface import Delta, Usage
 from services.core.request import FinishReason, Request
 from services.frontend.api.openai.responses import CompletionAnswer

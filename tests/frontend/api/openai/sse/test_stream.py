@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.core.client_flow import ClientBounds
 from services.core.common_layers import Guard
 from services.core.errors import Failure, Reason
+from services.core.flow.client_flow import ClientBounds
 from services.core.interface import Layer
 from services.core.request import FinishReason
 from services.frontend.api.openai.sse import stream as stream_module

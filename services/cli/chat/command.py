@@ -1,4 +1,4 @@
-"""`unbroken chat`: a conversation with a model in the terminal."""
+"""The subcommand itself: its options, and the conversation on the terminal."""
 
 import sys
 from importlib.util import find_spec
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from services.cli.chat_client import ChatConfig, ChatError, Conversation
+from services.cli.chat.client import ChatConfig, ChatError, Conversation
 from services.cli.options import Integer, Number, env_option
 from services.runtime.loop import run_on_loop
 
@@ -34,14 +34,15 @@ def _check_url(_: click.Context, __: click.Parameter, given: str) -> str:
 @env_option("--max-tokens", "DYN_CHAT_MAX_TOKENS", type=Integer(-1), help="Maximum length of an answer in tokens.")
 @env_option("--temperature", "DYN_CHAT_TEMPERATURE", type=Number(0, 2), help="Sampling temperature.")
 @env_option("--seed", "DYN_CHAT_SEED", type=Integer(-(2**63), 2**64 - 1), help="Seed of the sampling.")
+@env_option("--api-key", "DYN_CHAT_API_KEY", help="API key, if the server needs one. Rather set the variable.")
 @env_option("--system", "DYN_CHAT_SYSTEM", help="System message at the start of the conversation.")
-def command(*, url: str, model: str | None, system: str | None, **options: Any) -> None:
+def command(*, url: str, model: str | None, api_key: str | None, system: str | None, **options: Any) -> None:
     """Talk to a model in the terminal.
 
     Ctrl-C stops an answer, Ctrl-D ends the conversation. Text from a pipe is sent as one message.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    conversation = Conversation(ChatConfig(url=url, model=model, system=system, options=given))
+    conversation = Conversation(ChatConfig(url=url, model=model, api_key=api_key, system=system, options=given))
     if sys.stdin.isatty():
         _converse(conversation)
     elif not _answer(conversation, _read_message()):

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from services.core.client_flow import LOOKS, StallWatch
+from services.core.flow.client_flow import LOOKS, StallWatch
 from tests.support.doubles import run_async
 
 STALL_S_MAX = 0.08

@@ -136,6 +136,14 @@ def test_ctrl_c_stops_the_answer_but_not_the_conversation(terminals: list[Termin
     assert [turn["content"] for turn in server.requests[1]["messages"]] == ["one", "Hel", "two"]
 
 
+def test_api_key_is_sent_as_the_openai_sdks_send_it() -> None:
+    with Server([event("Hello"), DONE]) as server:
+        assert chat(server, "Hi", "--api-key", "the-key").returncode == 0
+        assert chat(server, "Hi").returncode == 0
+
+    assert server.authorizations == ["Bearer the-key", None]
+
+
 def test_error_response_is_shown_with_its_message_and_hint() -> None:
     with Server([404]) as server:
         done = chat(server, "Hi", "--model", "none")

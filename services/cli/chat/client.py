@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -26,12 +26,13 @@ class ChatError(Exception):
 class ChatConfig:
     """Configuration of a conversation.
 
-    url: of a frontend.
+    url: of a frontend. api_key: a tenant's, where clients need one.
     options: fields of every request, besides the model and the messages.
     """
 
     url: str
     model: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     system: str | None = None
     options: dict[str, Any]
 
@@ -80,13 +81,16 @@ class Conversation:
         self.model = self.model or await _first_model(session)
         return self.model
 
+    def _headers(self) -> dict[str, str]:
+        return {} if self._config.api_key is None else {"Authorization": f"Bearer {self._config.api_key}"}
+
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
         """An HTTP session with the server, which turns every error into a ChatError."""
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_TIMEOUT_S)
         try:
             async with aiohttp.ClientSession(
-                self._config.url, timeout=timeout, read_bufsize=EVENT_BYTES_MAX
+                self._config.url, headers=self._headers(), timeout=timeout, read_bufsize=EVENT_BYTES_MAX
             ) as session:
                 yield session
         except TimeoutError as error:

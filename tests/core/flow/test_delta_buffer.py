@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from services.core.delta_buffer import LOGPROB_BYTES, PIECE_BYTES_MAX, TOKEN_BYTES, DeltaBuffer
+from services.core.flow.delta_buffer import LOGPROB_BYTES, PIECE_BYTES_MAX, TOKEN_BYTES, DeltaBuffer
 from services.core.interface import Delta, TokenLogprobs, Usage
 from services.core.request import Continuation, FinishReason
 

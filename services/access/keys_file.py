@@ -1,0 +1,109 @@
+"""Reads the keys file: tenants with their limits, and the hashes of keys, in TOML.
+
+[tenants.acme]
+weight = 3.0
+
+[[keys]]
+id = "1f2e3d4c"
+tenant = "acme"
+sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+created = 2026-11-29
+"""
+
+import re
+import tomllib
+from datetime import date
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from services.access.keyring import Key, Keyring
+from services.core.tenant import Tenant
+from services.runtime.process import StartupError
+
+FILE_BYTES_MAX = 32 * 1024 * 1024
+"""Room for 100,000 keys and more."""
+TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+class KeysFileError(StartupError):
+    """The keys file cannot be used. The message says what is wrong with it."""
+
+
+class _Tenant(Struct, forbid_unknown_fields=True, kw_only=True):
+    weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    queue_timeout: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    models: list[str] | None = None
+
+
+class _Key(Struct, forbid_unknown_fields=True, kw_only=True):
+    id: Annotated[str, Meta(pattern="^[0-9a-f]{8}$")]
+    tenant: str
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    created: date
+    expires: date | None = None
+
+
+class _File(Struct, forbid_unknown_fields=True):
+    tenants: dict[str, _Tenant] = {}
+    keys: list[_Key] = []
+
+
+def read_keys_file(path: Path) -> Keyring:
+    """Read the file. Raises KeysFileError."""
+    return Keyring({key.id: key for key in keys_in(text_of(path), path)})
+
+
+def text_of(path: Path) -> str:
+    """The text of the file. Raises KeysFileError."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+        if len(content) > FILE_BYTES_MAX:
+            raise KeysFileError(f"the keys file {path} is larger than {FILE_BYTES_MAX} bytes")
+        return content.decode()
+    except OSError as error:
+        raise KeysFileError(f"the keys file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise KeysFileError(f"the keys file {path} is not text in UTF-8") from error
+
+
+def keys_in(text: str, path: Path) -> list[Key]:
+    """The keys of the file with this text. `path`: for messages. Raises KeysFileError."""
+    file = _parsed(text, path)
+    tenants = {name: _tenant(name, given, path) for name, given in file.tenants.items()}
+    keys: dict[str, Key] = {}
+    for given in file.keys:
+        if given.tenant not in tenants:
+            raise KeysFileError(f"{path}: the key {given.id} is of the tenant {given.tenant!r}, which has no table")
+        if given.id in keys:
+            raise KeysFileError(f"{path}: the key {given.id} is defined twice")
+        keys[given.id] = Key(given.id, tenants[given.tenant], given.sha256, given.expires)
+    return list(keys.values())
+
+
+def tenants_in(text: str, path: Path) -> set[str]:
+    """The names of the tenants of the file with this text. Raises KeysFileError."""
+    return set(_parsed(text, path).tenants)
+
+
+def _parsed(text: str, path: Path) -> _File:
+    try:
+        return msgspec.convert(tomllib.loads(text), _File)
+    except msgspec.ValidationError as error:
+        raise KeysFileError(f"{path}: {error}") from error
+    except (ValueError, RecursionError) as error:  # Also of numbers and nesting without end.
+        raise KeysFileError(f"{path} is not TOML: {error}") from error
+
+
+def _tenant(name: str, given: _Tenant, path: Path) -> Tenant:
+    if not TENANT_NAME.fullmatch(name):
+        raise KeysFileError(f"{path}: {name[:64]!r} cannot be a tenant's name: use a-z, 0-9, '.', '_' and '-'")
+    return Tenant(
+        name=name,
+        weight=given.weight,
+        queue_timeout_s=given.queue_timeout,
+        models=None if given.models is None else frozenset(given.models),
+    )

@@ -1,0 +1,1 @@
+"""What waits for a client that reads slowly, and for how long."""
