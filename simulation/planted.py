@@ -75,8 +75,8 @@ PLANTS = (
     Plant(
         "a worker has one place more than it says",
         "services.worker.dispatcher",
-        "if left > limits.places - len(self._waiting):",
-        "if left > limits.places + 1 - len(self._waiting):",
+        "missing_places = left - (limits.places - len(self._waiting))",
+        "missing_places = left - (limits.places + 1 - len(self._waiting))",
     ),
     Plant(
         "the log probabilities of merged steps are lost",

@@ -300,8 +300,9 @@ class RefusedFor(StrEnum):
     """The bound behind a refusal.
 
     CAPACITY: requests that run and wait. BUSY_THRESHOLD: every worker with room is over a busy threshold. QUEUE_TOKENS:
-    prompt tokens that wait. QUEUE_TIMEOUT: how long a request may wait. PREPARATION: requests that are prepared in
-    threads and helper processes, before they count as any of the others. CONNECTIONS: connections that the limit of
+    prompt tokens that wait. QUEUE_TIMEOUT: how long a request may wait. TENANT_SHARE: what a tenant may hold of a full
+    queue when others hold less, so that its newest waiting request gives way. PREPARATION: requests that are prepared
+    in threads and helper processes, before they count as any of the others. CONNECTIONS: connections that the limit of
     open files allows.
     """
 
@@ -309,6 +310,7 @@ class RefusedFor(StrEnum):
     BUSY_THRESHOLD = "busy_threshold"
     QUEUE_TOKENS = "queue_tokens"
     QUEUE_TIMEOUT = "queue_timeout"
+    TENANT_SHARE = "tenant_share"
     PREPARATION = "preparation"
     CONNECTIONS = "connections"
 

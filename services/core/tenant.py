@@ -2,13 +2,16 @@
 
 from msgspec import Struct
 
+WEIGHT_MIN, WEIGHT_MAX = 1e-6, 1e6
+"""Weights are compared by dividing by them."""
+
 
 class Tenant(Struct, frozen=True, kw_only=True):
     """A customer of the operator. All its keys share what it may have.
 
-    `weight`: its share of a worker that others want, too, relative to theirs; more than 0. `queue_timeout_s`: how long
-    a request of it waits for a slot at most, if that is less than the worker's own limit. `models`: those that it may
-    use. None: no limit.
+    `weight`: its share of a worker that others want, too, relative to theirs; in these limits. `queue_timeout_s`: how
+    long a request of it waits for a slot at most, if that is less than the worker's own limit. `models`: those that it
+    may use. None: no limit.
     """
 
     name: str

@@ -3,13 +3,20 @@
 Malformed messages raise Failure.
 """
 
+from functools import lru_cache
+
 from google.protobuf import duration_pb2
 
 from services.core.errors import Failure, Reason, invalid
 from services.core.interface import Delta, TokenLogprobs
 from services.core.model_card import ModelCard, Resume, TokenizerRef
 from services.core.request import Continuation, FinishReason, Guided, GuidedKind, Message, Request, Sampling, Stop
+from services.core.tenant import WEIGHT_MAX, WEIGHT_MIN, Tenant
 from services.stubs import inference_pb2, worker_pb2
+
+TENANTS_KEPT = 1024
+"""How many tenants a worker keeps, as they came with requests, so that most requests build none."""
+TENANT_NAME_CHARACTERS_MAX = 256
 
 _FINISH_TO_WIRE = {
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
@@ -277,6 +284,30 @@ def card_from_wire(message: worker_pb2.ModelCard) -> ModelCard:
             logprobs=message.resume.logprobs,
         ),
     )
+
+
+def put_tenant(message: worker_pb2.Tenant, tenant: Tenant) -> None:
+    """Fill an empty message with what a worker needs to know, which `tenant_from_wire` decodes."""
+    message.name, message.weight = tenant.name, tenant.weight
+    if tenant.queue_timeout_s is not None:
+        put_seconds(message.queue_timeout, tenant.queue_timeout_s)
+
+
+def tenant_from_wire(message: worker_pb2.Tenant) -> Tenant:
+    """Decode a tenant. Raises INVALID_ARGUMENT."""
+    has_timeout = message.HasField("queue_timeout")
+    return _tenant(message.name, message.weight, seconds_from_wire(message.queue_timeout) if has_timeout else None)
+
+
+@lru_cache(maxsize=TENANTS_KEPT)
+def _tenant(name: str, weight: float, queue_timeout_s: float | None) -> Tenant:
+    if not 1 <= len(name) <= TENANT_NAME_CHARACTERS_MAX:
+        raise invalid("tenant.name", f"tenant.name must have 1 to {TENANT_NAME_CHARACTERS_MAX} characters")
+    if not WEIGHT_MIN <= weight <= WEIGHT_MAX:  # Also false for NaN.
+        raise invalid("tenant.weight", f"tenant.weight must be from {WEIGHT_MIN:g} to {WEIGHT_MAX:g}, not {weight:g}")
+    if queue_timeout_s is not None and queue_timeout_s < 0:
+        raise invalid("tenant.queue_timeout", "tenant.queue_timeout must not be negative")
+    return Tenant(name=name, weight=weight, queue_timeout_s=queue_timeout_s)
 
 
 def seconds_to_wire(seconds: float) -> duration_pb2.Duration:

@@ -1,7 +1,7 @@
 """Runs requests on the engine: admits them, and delivers the engine's outputs to the sink of each."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from itertools import count
 from typing import Any
@@ -14,9 +14,11 @@ from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason, RefusedFor
 from services.core.interface import Delta, Finish, Sink, Usage
 from services.core.request import Request
+from services.core.tenant import Tenant
 from services.worker.counters import Counters
-from services.worker.dispatcher import Dispatcher, Limits
+from services.worker.dispatcher import Dispatcher, Limits, TenantUsage
 from services.worker.engine import Engine, Output
+from services.worker.fairness.account import Account
 
 log = structlog.get_logger()
 
@@ -27,11 +29,13 @@ ATTACH = "attach"
 class _ActiveRequest:
     """One request in the worker: its sink, the position of its answer, and how it ends.
 
-    `arrived_at`: in event-loop time. `timer`: ends its wait, while it waits. `was_submitted`: whether the engine may
-    know it. `ended`: the finish or the failure.
+    `account`: its tenant's, once it has a slot. `arrived_at`: in event-loop time. `wait_s`: how long it may wait.
+    `timer`: ends its wait, while it waits. `was_submitted`: whether the engine may know it. `ended`: the finish or the
+    failure.
     """
 
     __slots__ = (
+        "account",
         "arrived_at",
         "attempt",
         "call",
@@ -41,11 +45,14 @@ class _ActiveRequest:
         "request",
         "sink",
         "timer",
+        "wait_s",
         "was_submitted",
     )
 
+    account: Account
+
     def __init__(
-        self, request: Request, call: Call, sink: Sink, arrived_at: float, ended: asyncio.Future[Finish]
+        self, request: Request, call: Call, sink: Sink, arrived_at: float, wait_s: float, ended: asyncio.Future[Finish]
     ) -> None:
         self.request = request
         self.call = call
@@ -54,6 +61,7 @@ class _ActiveRequest:
         self.position = len(request.generated_token_ids)
         self.has_tokens = False
         self.arrived_at = arrived_at
+        self.wait_s = wait_s
         self.timer: asyncio.TimerHandle | None = None
         self.was_submitted = False
         self.ended = ended
@@ -68,7 +76,9 @@ class _ActiveRequest:
             self.sink.deliver(
                 Delta(self.position, output.token_ids, choice=self.request.choice, logprobs=output.logprobs)
             )
-            self.position += len(output.token_ids)
+            count = len(output.token_ids)
+            self.position += count
+            self.account.output_tokens += count
         if output.failure is not None:
             self.fail(output.failure)
         elif output.finish is not None:
@@ -93,6 +103,10 @@ class _ActiveRequest:
             return Cause.DEADLINE
         return Cause.SESSION_LOST if self.call.endpoint == ATTACH else Cause.CLIENT_DISCONNECT
 
+    def is_overdue(self, now: float) -> bool:
+        """Whether it must not start any more."""
+        return _has_passed(self.call.deadline, now) or _has_passed(self.arrived_at + self.wait_s, now)
+
     def stop_timer(self) -> None:
         if self.timer is not None:
             self.timer.cancel()
@@ -111,7 +125,7 @@ class Execute:
         self._engine = engine
         self._keys = count(1)
         self._active: dict[int, _ActiveRequest] = {}
-        self._dispatcher = Dispatcher(limits, self._start, self._now)
+        self._dispatcher = Dispatcher(limits, self._start, self._now, self._displace)
 
     @property
     def running_count(self) -> int:
@@ -125,6 +139,10 @@ class Execute:
     def service_time_s(self) -> float | None:
         """How long a request holds its slot, on average; None: no request has ended yet."""
         return self._dispatcher.service_time_s
+
+    def usage(self) -> Mapping[str, TenantUsage]:
+        """What each tenant has had and has waiting, by its label in metrics."""
+        return self._dispatcher.usage()
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
@@ -141,12 +159,17 @@ class Execute:
             self.counters.cancelled[Cause.DEADLINE, Phase.QUEUED] += 1
             raise _deadline_exceeded()
         key = self._admit_request(request, call)
-        active = self._active[key] = _ActiveRequest(request, call, sink, now, self._loop.create_future())
+        wait_s = self.limits.wait_s
+        if (own_s := call.tenant.queue_timeout_s) is not None:
+            wait_s = min(wait_s, own_s)
+        active = self._active[key] = _ActiveRequest(request, call, sink, now, wait_s, self._loop.create_future())
         try:
             if self._dispatcher.is_running(key):
                 self._begin(key, active)
+            elif self._dispatcher.is_waiting(key):
+                active.timer = self._loop.call_later(wait_s, self._expire, key)
             else:
-                active.timer = self._loop.call_later(self.limits.wait_s, self._expire, key)
+                self._displace(key)  # Its group has given way before this choice arrived.
             return await active.ended
         finally:
             self._leave(key, active)
@@ -172,27 +195,26 @@ class Execute:
         """Get a slot or a place. Returns the request's key in the dispatcher. Raises the failures of `admit`."""
         try:
             if call.choice_group is None:
-                return self._admit(1, request.token_count)[0]
-            return call.choice_group.claim(request.choice, partial(self._reserve, request.token_count))
+                return self._admit(1, request.token_count, call.tenant)[0]
+            return call.choice_group.claim(request.choice, partial(self._reserve, request.token_count, call.tenant))
         except Failure as failure:
             self.counters.refused += failure.reason is Reason.WORKER_AT_CAPACITY
             raise
 
-    def _admit(self, count: int, token_count: int) -> Sequence[int]:
+    def _admit(self, count: int, token_count: int, tenant: Tenant) -> Sequence[int]:
         keys = [next(self._keys) for _ in range(count)]
-        self._dispatcher.admit(keys, token_count)
+        self._dispatcher.admit(keys, token_count, tenant)
         return keys
 
-    def _reserve(self, token_count: int, choices: int) -> Reservation:
-        return self._admit(choices, token_count), partial(self._dispatcher.release, was_used=False)
+    def _reserve(self, token_count: int, tenant: Tenant, choices: int) -> Reservation:
+        return self._admit(choices, token_count, tenant), partial(self._dispatcher.release, was_used=False)
 
     def _start(self, key: Any) -> None:
         """Called by the dispatcher when a request gets a slot. A choice that has not arrived yet starts on arrival."""
         if (active := self._active.get(key)) is None:
             return
         active.stop_timer()
-        now = self._now()
-        if _has_passed(active.call.deadline, now) or _has_passed(active.arrived_at + self.limits.wait_s, now):
+        if active.is_overdue(self._now()):
             self._end_waiting(active)  # Its timer is due, and fires only after the other callbacks of this turn.
         elif not active.ended.done():  # Done: the request was cancelled in this turn of the loop.
             self._begin(key, active)
@@ -200,6 +222,7 @@ class Execute:
     def _begin(self, key: int, active: _ActiveRequest) -> None:
         self.counters.wait_s.observe(0 if active.timer is None else self._now() - active.arrived_at)
         active.was_submitted = True
+        active.account = self._dispatcher.account(key)
         try:
             self._engine.submit(key, active.request)
             active.attempt.begin()
@@ -221,8 +244,16 @@ class Execute:
             active.fail(_deadline_exceeded(), Cause.DEADLINE)
         elif not active.ended.done():
             self.counters.queue_timeouts += 1
-            detail = f"waited {self.limits.wait_s:g} s for a slot of a worker at capacity"
-            active.fail(self._dispatcher.refusal(RefusedFor.QUEUE_TIMEOUT, detail))
+            detail = f"waited {active.wait_s:g} s for a slot of a worker at capacity"
+            active.fail(self._dispatcher.refusal(RefusedFor.QUEUE_TIMEOUT, detail, active.wait_s))
+
+    def _displace(self, key: Any) -> None:
+        """Called by the dispatcher when a waiting request gives way. A choice that has not arrived fails on arrival."""
+        active = self._active.get(key)
+        if active is not None and not active.ended.done():
+            self.counters.refused += 1
+            detail = "Server overloaded: worker at capacity, and other tenants hold less of its queue"
+            active.fail(self._dispatcher.refusal(RefusedFor.TENANT_SHARE, detail))
 
     def _leave(self, key: int, active: _ActiveRequest) -> None:
         del self._active[key]

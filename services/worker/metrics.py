@@ -20,6 +20,7 @@ class WorkerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._admission()
+        yield from self._tenants()
         yield from self._early_ends()
         yield from self._engine_work()
         yield from self._detached()
@@ -39,6 +40,17 @@ class WorkerMetrics(Collector):
         expired.add_metric(["timeout"], counters.queue_timeouts)
         expired.add_metric(["deadline"], counters.queue_deadlines)
         yield expired
+
+    def _tenants(self) -> Iterator[Metric]:
+        text = "Tokens of prompts whose requests got a slot, and of answers, by tenant."
+        tokens = CounterMetricFamily("unbroken_tenant_service_tokens", text, labels=["tenant", "kind"])
+        waiting = GaugeMetricFamily("unbroken_tenant_waiting", "Requests that wait, by tenant.", labels=["tenant"])
+        for label, usage in self._execute.usage().items():
+            tokens.add_metric([label, "input"], usage.input_tokens)
+            tokens.add_metric([label, "output"], usage.output_tokens)
+            waiting.add_metric([label], usage.waiting_count)
+        yield tokens
+        yield waiting
 
     def _early_ends(self) -> Iterator[Metric]:
         counters = self._execute.counters

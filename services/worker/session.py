@@ -19,8 +19,9 @@ from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, Finish, Layer
 from services.core.request import Request
+from services.core.tenant import EVERYBODY, Tenant
 from services.core.validation import CHOICES_MAX, COUNT_MAX
-from services.rpc.codec import request_from_wire, seconds_from_wire
+from services.rpc.codec import request_from_wire, seconds_from_wire, tenant_from_wire
 from services.rpc.framing import FrameConnection
 from services.rpc.inference_service import request_id_of
 from services.stubs import worker_pb2
@@ -243,16 +244,16 @@ class FrontendSession:
         if submit.HasField("timeout"):
             deadline = self._loop.time() + seconds_from_wire(submit.timeout)
         self._owes_load = True
-        request_id, (request, spec) = asked.request_id, _read(submit, count)
+        request_id, (request, spec, tenant) = asked.request_id, _read(submit, count)
         if spec is not None and isinstance(request, Request):
-            call = Call(request_id=request_id_of(request_id), deadline=deadline)
+            call = Call(request_id=request_id_of(request_id), deadline=deadline, tenant=tenant)
             self._owned.submit(first_id, spec, request, call, count)
             return
         choice_group = ChoiceGroup(count, first_choice) if count > 1 else None
         for number in range(count):
             stream = _Stream(first_id + number, first_choice + number, choice_group, self._outbox)
             self._streams[stream.id] = stream
-            stream.task = self._group.create_task(self._run(stream, request, request_id, deadline))
+            stream.task = self._group.create_task(self._run(stream, request, request_id, deadline, tenant))
             stream.task.add_done_callback(partial(self._forget, stream))
 
     def _check_room(self, count: int) -> None:
@@ -263,11 +264,14 @@ class FrontendSession:
         if stream_id in self._streams or stream_id in self._owned or stream_id in self._ended:
             raise SessionOverError(f"the frontend used stream id {stream_id} twice")
 
-    async def _run(self, stream: _Stream, request: Request | Failure, request_id: str, deadline: float | None) -> None:
+    async def _run(
+        self, stream: _Stream, request: Request | Failure, request_id: str, deadline: float | None, tenant: Tenant
+    ) -> None:
         stream.has_started = True
         try:
             call = Call(
                 request_id=request_id_of(request_id),
+                tenant=tenant,
                 deadline=deadline,
                 endpoint=ATTACH,
                 attempt=stream,
@@ -337,10 +341,12 @@ class FrontendSession:
             self._owes_load = has_requests or self._outbox.has_ends
 
 
-def _read(submit: worker_pb2.Submit, count: int) -> tuple[Request | Failure, Spec | None]:
-    """The request, or the failure that says why it cannot be honoured; and its generation, if it has one."""
+def _read(submit: worker_pb2.Submit, count: int) -> tuple[Request | Failure, Spec | None, Tenant]:
+    """The request, or the failure that says why it cannot be honoured; its generation, if it has one; its tenant."""
     try:
+        tenant = tenant_from_wire(submit.tenant) if submit.HasField("tenant") else EVERYBODY
         request = request_from_wire(submit.request)
-        return request, spec_of(submit.generation, request, count) if submit.HasField("generation") else None
+        spec = spec_of(submit.generation, request, count) if submit.HasField("generation") else None
+        return request, spec, tenant
     except Failure as failure:
-        return failure, None
+        return failure, None, EVERYBODY

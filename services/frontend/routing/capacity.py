@@ -136,9 +136,9 @@ class Refusal:
 
 
 def had_place(reason: str, cause: str | None) -> bool:
-    """Whether a request that failed with `reason` had a slot or a place on its worker.
+    """Whether a request that failed with `reason` had a slot or a place on its worker, which another can have now.
 
-    A request that was refused at once had none; one that waited too long had a place. `cause`: from the failure's
-    metadata.
+    A request that was refused at once had none; one that waited too long had a place. One that gave way had a place,
+    but another tenant's request has it already. `cause`: from the failure's metadata.
     """
     return reason != Reason.WORKER_AT_CAPACITY or cause == RefusedFor.QUEUE_TIMEOUT

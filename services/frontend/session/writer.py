@@ -10,7 +10,8 @@ from services.core.call import Call
 from services.core.errors import Failure, Reason
 from services.core.generation.kept import Kept
 from services.core.request import Request
-from services.rpc.codec import continuation_to_wire, logprobs_to_wire, put_request, put_seconds
+from services.core.tenant import EVERYBODY
+from services.rpc.codec import continuation_to_wire, logprobs_to_wire, put_request, put_seconds, put_tenant
 from services.rpc.framing import FrameConnection
 from services.rpc.status import MESSAGE_BYTES_MAX, time_left_s
 from services.stubs import worker_pb2
@@ -166,6 +167,8 @@ def _put(submit: worker_pb2.Submit, request: Request, call: Call) -> int:
     message = submit.request
     put_request(message, request)
     message.request_id = call.request_id
+    if call.tenant is not EVERYBODY:
+        put_tenant(submit.tenant, call.tenant)
     if call.kept is not None:
         _put_generation(submit.generation, request, call.kept)
     if (left_s := time_left_s(call.deadline)) is not None:

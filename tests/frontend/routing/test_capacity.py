@@ -16,6 +16,7 @@ from tests.support.doubles import run_async
     [
         (Reason.WORKER_AT_CAPACITY, RefusedFor.CAPACITY, False),
         (Reason.WORKER_AT_CAPACITY, RefusedFor.QUEUE_TOKENS, False),
+        (Reason.WORKER_AT_CAPACITY, RefusedFor.TENANT_SHARE, False),
         (Reason.WORKER_AT_CAPACITY, None, False),
         (Reason.WORKER_AT_CAPACITY, RefusedFor.QUEUE_TIMEOUT, True),
         (Reason.ENGINE_ERROR, None, True),

@@ -13,8 +13,9 @@ from services.core.errors import Failure, Reason
 from services.core.generation.kept import Generation, Kept
 from services.core.interface import TokenLogprobs
 from services.core.request import Continuation
+from services.core.tenant import Tenant
 from services.frontend.session.writer import KEEPALIVE_S, SUBMIT_BYTES_MAX, UNTAKEN_S_MAX, CancelCounts, SessionWriter
-from services.rpc.codec import seconds_from_wire
+from services.rpc.codec import seconds_from_wire, tenant_from_wire
 from services.rpc.framing import FrameConnection
 from services.runtime.loop import Loop
 from services.stubs import worker_pb2
@@ -155,6 +156,28 @@ def test_request_of_another_answer_has_no_generation() -> None:
     (message,) = outgoing.pop_messages()
 
     assert not message.submits[0].HasField("generation")
+
+
+def test_request_carries_what_its_worker_needs_to_know_of_its_tenant() -> None:
+    outgoing = SessionWriter(CancelCounts())
+    for tenant in (Tenant(name="a", weight=2.5, queue_timeout_s=1.5, requests_per_minute=7), Tenant(name="b")):
+        outgoing.submit(1, make_request((1, 2)), Call(request_id="r", tenant=tenant))
+
+    [message] = outgoing.pop_messages()
+
+    assert [tenant_from_wire(one.tenant) for one in message.submits] == [
+        Tenant(name="a", weight=2.5, queue_timeout_s=1.5),
+        Tenant(name="b"),
+    ]
+
+
+def test_request_says_nothing_of_tenants_where_there_are_none() -> None:
+    outgoing = SessionWriter(CancelCounts())
+    submit(outgoing, 1)
+
+    [message] = outgoing.pop_messages()
+
+    assert not message.submits[0].HasField("tenant")
 
 
 def test_requests_that_are_too_large_together_are_sent_in_separate_messages() -> None:
