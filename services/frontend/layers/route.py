@@ -49,7 +49,7 @@ class Route:
         if failure.traits.blames_worker:
             self._pool.quarantine(worker)
         elif failure.reason is Reason.WORKER_AT_CAPACITY:
-            worker.on_refused(refused_for(failure), _count(call), _tokens(request, call))
+            worker.on_refused(refused_for(failure), _count(call), _tokens(request, call), call.tenant)
             self._balancer.rejections.set_retry_after(failure)
         elif failure.reason is Reason.DRAINING:
             worker.is_draining = True

@@ -51,7 +51,7 @@ class Balancer:
 
     def needs(self, model: str, call: Call, count: int = 1, tokens: int = 0) -> Needs:
         """What the call needs, with the thresholds as they are now. `count`, `tokens`: see `Needs`."""
-        return Needs(call.excluded, self._thresholds.acting(model), count, tokens)
+        return Needs(call.excluded, self._thresholds.acting(model), count, tokens, call.tenant)
 
     def require_room(self, workers: WorkerSet, needs: Needs) -> None:
         """Raise the rejection of a new request, if `choose` would raise it."""

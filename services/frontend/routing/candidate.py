@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from services.core.call import RoutedSession
 from services.core.errors import RefusedFor
+from services.core.tenant import EVERYBODY, Tenant
 from services.frontend.routing.capacity import Capacity
 from services.frontend.routing.load import Occupancy, WorkerLoad
 from services.frontend.routing.state import Needs, State
@@ -54,7 +55,7 @@ class Candidate:
         """The state of the worker for one call: see `state.py`. `now`: in event-loop time."""
         if self.is_draining or self.is_lost:
             return State.GONE
-        if self.capacity.is_full(needs.count, needs.tokens):
+        if self.capacity.is_full(needs.count, needs.tokens, needs.tenant):
             return State.FULL
         if self.key in needs.excluded:
             return State.EXCLUDED
@@ -65,7 +66,7 @@ class Candidate:
     @property
     def is_closed(self) -> bool:
         """Whether the worker can take no request at all before it changes."""
-        return self.is_draining or self.is_lost or self.capacity.is_full()
+        return self.is_draining or self.is_lost or self.capacity.is_closed
 
     @property
     def in_flight_count(self) -> int:
@@ -88,17 +89,17 @@ class Candidate:
         self.load.on_welcome(welcome)
         self.capacity.on_welcome(welcome)
 
-    def on_opened(self, count: int) -> None:
+    def on_opened(self, count: int, tenant: Tenant = EVERYBODY) -> None:
         """`count` requests were sent to the worker."""
         if not self.capacity.in_flight_count:
             self.load.set_in_use(True)
-        self.capacity.on_opened(count)
+        self.capacity.on_opened(count, tenant)
 
-    def on_closed(self, *, frees_room: bool) -> None:
+    def on_closed(self, *, frees_room: bool, tenant: Tenant = EVERYBODY) -> None:
         """A request has ended. `frees_room`: it had a slot or a place, which another request can have now."""
         if self.is_lost:
             return
-        has_room_again = self.capacity.on_closed(frees_room=frees_room)
+        has_room_again = self.capacity.on_closed(frees_room=frees_room, tenant=tenant)
         if not self.capacity.in_flight_count:
             self.load.set_in_use(False)
         if has_room_again:
@@ -110,10 +111,10 @@ class Candidate:
         if self.capacity.on_load(load):
             self._notify()
 
-    def on_refused(self, bound: RefusedFor, count: int, tokens: int) -> None:
+    def on_refused(self, bound: RefusedFor, count: int, tokens: int, tenant: Tenant = EVERYBODY) -> None:
         """The worker has refused a request for capacity: see `Capacity.on_refused`. Ignored once it is lost."""
         if not self.is_lost:
-            self.capacity.on_refused(bound, count, tokens)
+            self.capacity.on_refused(bound, count, tokens, tenant)
 
     def on_draining(self) -> None:
         """The worker leaves: it finishes the requests that it has and takes no new ones."""

@@ -2,12 +2,16 @@
 
 | a worker is full for | until |
 | --- | --- |
-| more choices than its request limit allows beside our own requests | one of our requests ends |
+| more choices than its limit allows beside our requests, unless another tenant has more of these | one of these ends |
 | as many choices as it refused for capacity, or more | its refusals are forgotten |
 | as many prompt tokens as it refused to queue, or more | its refusals are forgotten |
 
-Refusals are forgotten when the worker reports its load, when a request of ours that had a slot or a place ends, and
-`full_s` after the last one at the latest.
+Refusals count for the tenant whose request was refused. They are forgotten when the worker reports its load, when a
+request of ours that had a slot or a place ends, and `full_s` after the last one at the latest.
+
+Requests of other tenants do not keep a tenant away that has less than one of them: the worker lets one of these give
+way (`services/worker/fairness/displacement.py`), or refuses. What a tenant has is counted as there, but with the
+requests that run.
 
 To add another reason, extend `Capacity.is_full` and the methods for the events that begin and end it.
 """
@@ -15,12 +19,34 @@ To add another reason, extend `Capacity.is_full` and the methods for the events 
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from services.core.errors import Reason, RefusedFor
+from services.core.tenant import EVERYBODY, Tenant
 from services.stubs import worker_pb2
 
 FULL_S = 1.0
 """How long a refusal for capacity counts at most."""
+
+
+@dataclass(slots=True)
+class _Share:
+    """The requests of one tenant on a worker."""
+
+    count: int
+    weight: float
+
+
+@dataclass(slots=True)
+class _Refusals:
+    """What a worker refused to one tenant: a number of choices, and of prompt tokens."""
+
+    choices: "Refusal"
+    tokens: "Refusal"
+
+    def forget(self) -> None:
+        self.choices.forget()
+        self.tokens.forget()
 
 
 class Capacity:
@@ -34,44 +60,76 @@ class Capacity:
         self.in_flight_count = 0
         self.request_limit: int | None = None
         """How many requests the worker takes, running and waiting; None if the worker names no limit."""
-        self._refused_choices = Refusal(full_s, on_room)
-        self._refused_tokens = Refusal(full_s, on_room)
+        self._full_s = full_s
+        self._on_room = on_room
+        self._shares: dict[str, _Share] = {}  # By the names of tenants, as the refusals.
+        self._refusals: dict[str, _Refusals] = {}
 
-    def is_full(self, count: int = 1, tokens: int = 0) -> bool:
-        """Whether there is no room for `count` more requests.
+    def is_full(self, count: int = 1, tokens: int = 0, tenant: Tenant = EVERYBODY) -> bool:
+        """Whether there is no room for `count` more requests of the tenant.
 
         `tokens`: how many prompt tokens would wait with them; 0 ignores refusals for tokens.
         """
-        if self._refused_choices.covers(count) or self._refused_tokens.covers(tokens):
+        refused = self._refusals.get(tenant.name)
+        if refused is not None and (refused.choices.covers(count) or refused.tokens.covers(tokens)):
             return True
+        return self._is_at_limit(count) and not self._has_another_more(tenant, count)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no request of any tenant could have room."""
+        return self.is_full() and self._shares.keys() <= {EVERYBODY.name}
+
+    def _is_at_limit(self, count: int) -> bool:
         return self.request_limit is not None and self.in_flight_count + count > self.request_limit
+
+    def _has_another_more(self, tenant: Tenant, count: int) -> bool:
+        """Whether another tenant has more requests, by weight, than this one would have with `count` more."""
+        own = self._shares.get(tenant.name)
+        held = (count - 1 + (0 if own is None else own.count)) / tenant.weight
+        return any((one.count - 1) / one.weight > held for one in self._shares.values() if one is not own)
 
     def on_welcome(self, welcome: worker_pb2.Welcome) -> None:
         """The worker has named its limits."""
         slots = welcome.engine_request_limit
         self.request_limit = slots + welcome.request_queue_limit if slots else None
 
-    def on_refused(self, bound: RefusedFor, count: int, tokens: int) -> None:
+    def on_refused(self, bound: RefusedFor, count: int, tokens: int, tenant: Tenant = EVERYBODY) -> None:
         """The worker refused `count` choices, which have `tokens` prompt tokens together, because of `bound`.
 
         A request that waited too long leaves its place to another one, so its refusal does not make the worker full.
         """
+        if bound is RefusedFor.QUEUE_TIMEOUT:
+            return
+        refused = self._refusals.get(tenant.name)
+        if refused is None:
+            new = Refusal(self._full_s, self._on_room), Refusal(self._full_s, self._on_room)
+            refused = self._refusals[tenant.name] = _Refusals(*new)
         if bound is RefusedFor.QUEUE_TOKENS:
-            self._refused_tokens.remember(tokens)
-        elif bound is not RefusedFor.QUEUE_TIMEOUT:
-            self._refused_choices.remember(count)
+            refused.tokens.remember(tokens)
+        else:
+            refused.choices.remember(count)
 
-    def on_opened(self, count: int) -> None:
+    def on_opened(self, count: int, tenant: Tenant = EVERYBODY) -> None:
         """`count` requests were sent to the worker."""
         self.in_flight_count += count
+        share = self._shares.get(tenant.name)
+        if share is None:
+            self._shares[tenant.name] = _Share(count, tenant.weight)
+        else:
+            share.count, share.weight = share.count + count, tenant.weight
 
-    def on_closed(self, *, frees_room: bool) -> bool:
+    def on_closed(self, *, frees_room: bool, tenant: Tenant = EVERYBODY) -> bool:
         """One request has ended. `frees_room`: it had a slot or a place, which another request can have now.
 
         Returns whether the worker may have room that it did not have before.
         """
-        was_full = self.is_full()
+        was_full = self._is_at_limit(1)
         self.in_flight_count -= 1
+        share = self._shares[tenant.name]
+        share.count -= 1
+        if not share.count:
+            del self._shares[tenant.name]
         was_refusing = frees_room and self._forget_refusals()
         return (was_full or was_refusing) and not self.is_full()
 
@@ -85,15 +143,16 @@ class Capacity:
     def on_lost(self) -> None:
         """The session is over, and with it all its requests."""
         self.in_flight_count = 0
+        self._shares.clear()
         self._forget_refusals()
 
     def _forget_refusals(self) -> bool:
         """Forget what the worker refused. Returns whether there was anything to forget."""
-        if not (self._refused_choices.is_set or self._refused_tokens.is_set):
-            return False
-        self._refused_choices.forget()
-        self._refused_tokens.forget()
-        return True
+        was_set = any(one.choices.is_set or one.tokens.is_set for one in self._refusals.values())
+        for one in self._refusals.values():
+            one.forget()
+        self._refusals.clear()
+        return was_set
 
 
 class Refusal:

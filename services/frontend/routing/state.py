@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from services.core.tenant import EVERYBODY, Tenant
 from services.frontend.routing.thresholds import Thresholds
 
 
@@ -83,10 +84,11 @@ class Needs(Struct, frozen=True, gc=False):
 
     `excluded`: keys of candidates that it must not go to. `thresholds`: None if no worker counts as busy. `count`: how
     many choices there must be room for at once. `tokens`: the prompt tokens of all of them; 0 ignores refusals for
-    tokens, because the worker itself decides whether so many may wait.
+    tokens, because the worker itself decides whether so many may wait. `tenant`: whose call it is.
     """
 
     excluded: frozenset[str] = frozenset()
     thresholds: Thresholds | None = None
     count: int = 1
     tokens: int = 0
+    tenant: Tenant = EVERYBODY

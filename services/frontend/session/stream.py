@@ -8,6 +8,7 @@ from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason
 from services.core.interface import Delta, Finish, Sink, TokenLogprobs
 from services.core.request import Request
+from services.core.tenant import EVERYBODY, Tenant
 from services.rpc.codec import error_from_wire, finish_reason_from_wire
 from services.stubs import worker_pb2
 
@@ -39,10 +40,19 @@ class Stream:
         "id",
         "is_complete",
         "position",
+        "tenant",
     )
 
-    def __init__(self, stream_id: int, request: Request, vocab_size: int, ended: asyncio.Future[Finish]) -> None:
+    def __init__(
+        self,
+        stream_id: int,
+        request: Request,
+        vocab_size: int,
+        ended: asyncio.Future[Finish],
+        tenant: Tenant = EVERYBODY,
+    ) -> None:
         self.id = stream_id
+        self.tenant = tenant
         self.attempt = Attempt()
         self.ended = ended
         self._sink: Sink = _HoldingSink()

@@ -105,11 +105,12 @@ class StreamTable:
         """
         first_id = self._next_id
         self._writer.submit(first_id, request, call, choices)
-        self._candidate.on_opened(choices)
+        self._candidate.on_opened(choices, call.tenant)
         self._next_id += choices
         for number in range(choices):
             one = replace(request, choice=request.choice + number) if number else request
-            self._open[first_id + number] = Stream(first_id + number, one, vocab_size, self._loop.create_future())
+            stream_id, ended = first_id + number, self._loop.create_future()
+            self._open[stream_id] = Stream(stream_id, one, vocab_size, ended, call.tenant)
         return self._open[first_id]
 
     def _reserve(self, request: Request, call: Call, vocab_size: int, count: int) -> Reservation:
@@ -135,8 +136,9 @@ class StreamTable:
         kept, copy, stream_id = call.kept, call.attempt.adopts, self._next_id
         self._next_id += 1
         self._writer.adopt(stream_id, kept.generation.id, kept.index_of(request.choice), kept.generation.epoch)
-        self._candidate.on_opened(1)
-        stream = self._open[stream_id] = Stream(stream_id, request, vocab_size, self._loop.create_future())
+        self._candidate.on_opened(1, call.tenant)
+        ended = self._loop.create_future()
+        stream = self._open[stream_id] = Stream(stream_id, request, vocab_size, ended, call.tenant)
         stream.join(call.attempt, sink)
         begin = stream.position
         adoption = _Adoption(stream, begin + copy.token_count, copy.is_over, begin, self._loop.time())
@@ -175,7 +177,7 @@ class StreamTable:
             return False
         self._finished.pop(stream.id, None)
         self._adoptions.pop(stream.id, None)
-        self._candidate.on_closed(frees_room=frees_room)
+        self._candidate.on_closed(frees_room=frees_room, tenant=stream.tenant)
         return True
 
     # The worker's messages

@@ -13,6 +13,7 @@ from services.core.errors import Failure, Reason, RefusedFor
 from services.core.generation.kept import Copy, Kept
 from services.core.interface import Finish, Sink
 from services.core.request import Request
+from services.core.tenant import Tenant
 from services.frontend.layers.route import Route
 from services.frontend.routing.balancer import Balancer
 from services.frontend.routing.candidate import Candidate
@@ -179,6 +180,15 @@ def test_a_worker_counts_as_full_after_a_refusal_for_capacity_and_as_draining_af
 def test_a_worker_where_a_request_waited_too_long_is_not_full() -> None:
     """A bug: each request that left a queue kept others away from its place for up to a second."""
     assert is_untouched(refused_for(RefusedFor.QUEUE_TIMEOUT))
+
+
+def test_a_refusal_keeps_away_the_tenant_whose_request_was_refused() -> None:
+    worker, failure = make_candidate("a"), Failure(Reason.WORKER_AT_CAPACITY, "full", metadata={"cause": "capacity"})
+    with pytest.raises(Failure):
+        run_async(call_layer(route(Script([failure]), FakePool(worker)), make_request(), tenant=Tenant(name="heavy")))
+
+    assert routed_to(FakePool(worker), tenant=Tenant(name="light")) == "a"
+    assert refusal(FakePool(worker), tenant=Tenant(name="heavy")).reason is Reason.OVERLOADED
 
 
 def refused_for(cause: RefusedFor) -> Candidate:

@@ -116,6 +116,7 @@ BUSY = refused("busy_threshold", Reason.OVERLOADED)
         ([refused("queue_tokens"), CROWDED], "queue_tokens"),
         ([refused("queue_tokens"), refused("capacity"), CROWDED], "queue_tokens"),
         ([refused("capacity"), refused("queue_timeout"), CROWDED], "queue_timeout"),
+        ([refused("capacity"), refused("tenant_share"), CROWDED], "tenant_share"),
         ([refused("capacity"), CROWDED], "capacity"),
         ([refused("queue_tokens"), BUSY], "busy_threshold"),
     ],

@@ -1,11 +1,14 @@
 """Candidate: the events on a session decide whether routing may choose its worker, and each change is announced."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from services.core.errors import Failure, Reason, RefusedFor
+from services.core.tenant import Tenant
 from services.frontend.routing.load import Occupancy
+from services.frontend.routing.state import Needs, State
 from services.frontend.session.session import WorkerSessionConfig
 from services.frontend.session.stream import Stream
 from services.stubs import worker_pb2
@@ -93,6 +96,46 @@ def test_the_end_of_a_stream_that_waited_too_long_clears_a_refusal() -> None:
 
         assert isinstance(stream.ended.exception(), Failure)
         assert (worker.candidate.capacity.is_full(), worker.changes_count) == (False, 1)
+
+    run_async(scenario())
+
+
+def test_the_end_of_a_stream_that_gave_way_does_not_clear_a_refusal() -> None:
+    """Its place is another tenant's already."""
+
+    async def scenario() -> None:
+        worker = BareWorker()
+        streams = [worker.open() for _ in range(3)]
+        refuse(worker, count=1)
+
+        worker.refuse(streams[2].id, cause="tenant_share")
+
+        assert isinstance(streams[2].ended.exception(), Failure)
+        assert (worker.candidate.in_flight_count, worker.changes_count) == (2, 0)
+        assert worker.candidate.capacity.is_full()
+
+    run_async(scenario())
+
+
+def test_streams_count_for_their_tenants_and_a_full_worker_is_asked_for_a_tenant_that_has_less() -> None:
+    """N = 2, Q = 1: the worker lets a request of the heavy tenant give way, or refuses."""
+
+    async def scenario() -> None:
+        worker, heavy, light = BareWorker(), Tenant(name="heavy"), Tenant(name="light")
+        streams = [worker.open(tenant=heavy) for _ in range(3)]
+        state = partial(worker.candidate.state, now=0.0)
+        assert [state(Needs(tenant=one)) for one in (heavy, light)] == [State.FULL, State.HEALTHY]
+        assert not worker.candidate.is_closed
+
+        worker.open(tenant=light)
+        worker.refuse(streams[2].id, cause="tenant_share")
+        worker.candidate.on_refused(RefusedFor.TENANT_SHARE, 1, 0, heavy)
+
+        assert worker.candidate.in_flight_count == 3
+        assert [state(Needs(tenant=one)) for one in (heavy, light)] == [State.FULL, State.FULL]
+        for stream in streams[:2]:
+            worker.session.close(stream)
+        assert [state(Needs(tenant=one)) for one in (heavy, light)] == [State.HEALTHY, State.HEALTHY]
 
     run_async(scenario())
 
