@@ -3,12 +3,17 @@
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
+from services.core.common_layers import Guard
 from services.core.errors import Reason
+from services.core.request import FinishReason
 from services.core.tenant import EVERYBODY, Tenant
 from services.rpc import codec
 from services.rpc.codec import put_tenant, tenant_from_wire
 from services.stubs import worker_pb2
-from tests.support.manual_worker import ManualLayer, RawFrontend, Served, submit
+from services.worker.dispatcher import Limits
+from services.worker.execute import Execute
+from tests.support.doubles import run_async
+from tests.support.manual_worker import ManualEngine, ManualLayer, RawFrontend, Served, serving, submit
 from tests.worker.generations.sessions import kept_submit
 from tests.worker.test_session import DONE, play
 
@@ -90,3 +95,36 @@ def test_tenant_is_built_once_for_all_its_requests() -> None:
     assert tenant_from_wire(wire(tenant)) is tenant_from_wire(wire(tenant))
     assert tenant_from_wire(wire(Tenant(name="built once", weight=2.0))).weight == 2.0
     assert codec._tenant.cache_info().maxsize == codec.TENANTS_KEPT
+
+
+def test_stream_that_gives_way_ends_with_its_cause_and_the_others_go_on() -> None:
+    """One frontend has the slot and both places for `a`; the newest of these gives way to `b` of another frontend."""
+
+    async def scenario() -> tuple[RawFrontend, RawFrontend, tuple[int, int]]:
+        engine = ManualEngine()
+        execute = Execute(engine, Limits(slots=1, places=2))
+        engine.attach(execute.emit)
+        async with serving(Guard(execute), engine=engine, execute=execute) as served:
+            heavy, light = served.attach(), served.attach()
+            await heavy.send(*(of(Tenant(name="a"), submit(number, 10 + number)) for number in (1, 2, 3)))
+            await heavy.until(lambda: heavy.begun() == [1])
+            await light.send(of(Tenant(name="b"), submit(1, 20)))
+            await heavy.until(lambda: heavy.end(3))
+            counts = served.load()
+            engine.give(engine.key_of((11,)), [7], FinishReason.STOP)
+            await heavy.until(lambda: heavy.end(1))
+            return heavy, light, counts
+
+    heavy, light, counts = run_async(scenario())
+
+    end = heavy.end(3)
+    assert end is not None
+    assert (end.error.reason, end.error.metadata["cause"]) == (Reason.WORKER_AT_CAPACITY, "tenant_share")
+    assert counts == (1, 2)
+    assert heavy.token_ids(1) == [7]
+    assert (heavy.end(2), light.end(1)) == (None, None)
+
+
+def of(tenant: Tenant, asked: worker_pb2.Submit) -> worker_pb2.Submit:
+    asked.tenant.CopyFrom(wire(tenant))
+    return asked
