@@ -160,7 +160,7 @@ def test_request_of_another_answer_has_no_generation() -> None:
 
 def test_request_carries_what_its_worker_needs_to_know_of_its_tenant() -> None:
     outgoing = SessionWriter(CancelCounts())
-    for tenant in (Tenant(name="a", weight=2.5, queue_timeout_s=1.5, requests_per_minute=7), Tenant(name="b")):
+    for tenant in (Tenant(name="a", weight=2.5, queue_timeout_s=1.5), Tenant(name="b")):
         outgoing.submit(1, make_request((1, 2)), Call(request_id="r", tenant=tenant))
 
     [message] = outgoing.pop_messages()
