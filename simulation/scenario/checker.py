@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from services.core.client_flow import ClientBounds
+from services.core.flow.client_flow import ClientBounds
 from simulation.clients.answer import Answer, Choice, Visit
 from simulation.clients.client import DROPPED
 from simulation.scenario.history import History

@@ -149,7 +149,7 @@ SITUATIONS = (
     Watched(
         "several workers have the same answer",
         f"{_FRONTEND}.resume.finder:GenerationFinder._resumed",
-        lambda _, f, i, holders: len(holders) > 1,
+        lambda _, f, i, tenant, holders: len(holders) > 1,
     ),
     Watched(
         "an answer is not found", f"{_FRONTEND}.resume.finder:GenerationFinder.find", _fails(Reason.STREAM_NOT_FOUND)
