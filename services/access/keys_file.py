@@ -20,12 +20,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from services.access.keyring import Key, Keyring
-from services.core.tenant import Tenant
+from services.core.tenant import TENANT_NAME_CHARACTERS_MAX, WEIGHT_MAX, WEIGHT_MIN, Tenant
 from services.runtime.process import StartupError
 
 FILE_BYTES_MAX = 32 * 1024 * 1024
 """Room for 100,000 keys and more."""
-TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+TENANT_NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{TENANT_NAME_CHARACTERS_MAX - 1}}}")
 
 
 class KeysFileError(StartupError):
@@ -33,7 +33,7 @@ class KeysFileError(StartupError):
 
 
 class _Tenant(Struct, forbid_unknown_fields=True, kw_only=True):
-    weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    weight: Annotated[float, Meta(ge=WEIGHT_MIN, le=WEIGHT_MAX)] = 1.0
     queue_timeout: Annotated[float, Meta(gt=0, le=86_400)] | None = None
     models: list[str] | None = None
 

@@ -1,9 +1,12 @@
 """A tenant: a customer, and what it may have of the plane."""
 
+from collections.abc import Callable, Mapping
+
 from msgspec import Struct
 
 WEIGHT_MIN, WEIGHT_MAX = 1e-6, 1e6
 """Weights are compared by dividing by them."""
+TENANT_NAME_CHARACTERS_MAX = 256
 
 
 class Tenant(Struct, frozen=True, kw_only=True):
@@ -26,3 +29,6 @@ class Tenant(Struct, frozen=True, kw_only=True):
 
 EVERYBODY = Tenant(name="")
 """The tenant of all requests where no keys file is set."""
+
+TenantOf = Callable[[Mapping[str, str]], Tenant]
+"""Finds the tenant whose key is among headers or metadata, by lower-case names. Raises Failure(UNAUTHENTICATED)."""

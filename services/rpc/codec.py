@@ -11,12 +11,11 @@ from services.core.errors import Failure, Reason, invalid
 from services.core.interface import Delta, TokenLogprobs
 from services.core.model_card import ModelCard, Resume, TokenizerRef
 from services.core.request import Continuation, FinishReason, Guided, GuidedKind, Message, Request, Sampling, Stop
-from services.core.tenant import WEIGHT_MAX, WEIGHT_MIN, Tenant
+from services.core.tenant import TENANT_NAME_CHARACTERS_MAX, WEIGHT_MAX, WEIGHT_MIN, Tenant
 from services.stubs import inference_pb2, worker_pb2
 
 TENANTS_KEPT = 1024
 """How many tenants a worker keeps, as they came with requests, so that most requests build none."""
-TENANT_NAME_CHARACTERS_MAX = 256
 
 _FINISH_TO_WIRE = {
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,

@@ -149,7 +149,7 @@ def test_file_that_is_wrong_is_left_as_it_is(tmp_path: Path) -> None:
     assert path.read_text() == "[tenants"
 
 
-@pytest.mark.parametrize("tenant", ["", "Acme", "a b", 'a"', "../x", "a" * 65])
+@pytest.mark.parametrize("tenant", ["", "Acme", "a b", 'a"', "../x", "a" * 257])
 def test_name_that_cannot_be_a_tenants_is_refused(tmp_path: Path, tenant: str) -> None:
     with pytest.raises(KeysFileError, match="cannot be a tenant's name"):
         add_key(tmp_path / "keys.toml", tenant)

@@ -57,13 +57,14 @@ WRONG = {
     "endless nesting": ("x = " + "[" * 100_000, "is not TOML"),
     "an unknown limit": (WHOLE.replace("weight", "wieght"), "unknown field `wieght`"),
     "an unknown table": (WHOLE + "[rates]\n", "unknown field `rates`"),
-    "a weight of zero": (WHOLE.replace("weight = 3", "weight = 0"), r"> 0.0 .*weight"),
+    "a weight of zero": (WHOLE.replace("weight = 3", "weight = 0"), r">= 1e-06 .*weight"),
     "an endless weight": (WHOLE.replace("weight = 3", "weight = inf"), r"<= 1000000.0 .*weight"),
     "a weight that is no number": (WHOLE.replace("weight = 3", "weight = nan"), "weight"),
     "a wait of zero": (WHOLE.replace("= 10.5", "= 0"), r"> 0.0 .*queue_timeout"),
     "a key without a tenant's table": (WHOLE.replace('tenant = "acme"', 'tenant = "x"'), "'x', which has no table"),
     "a key twice": (WHOLE + WHOLE[WHOLE.index("[[keys]]") :], f"the key {KEY.id} is defined twice"),
     "a hash that is none": (WHOLE.replace(KEY.sha256, "00"), "sha256"),
+    "a long name": (WHOLE + f"[tenants.{'a' * 257}]\n", "cannot be a tenant's name"),
     "a name with a space": (WHOLE + '[tenants."a b"]\n', "'a b' cannot be a tenant's name"),
 }
 

@@ -35,7 +35,7 @@ def scoped_id(generation_id: bytes, tenant: Tenant) -> bytes:
     """The id by which workers know a tenant's answer. Clients choose ids, and two tenants may choose the same one."""
     if not tenant.name:
         return generation_id
-    return blake2b(generation_id, digest_size=ID_BYTES, key=tenant.name.encode()).digest()
+    return blake2b(generation_id + tenant.name.encode(), digest_size=ID_BYTES).digest()
 
 
 class Copy(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from services.core.generation.kept import EPOCH_BITS, RANDOM_ID, Copy, Generation
+from services.core.generation.kept import EPOCH_BITS, ID_BYTES, RANDOM_ID, Copy, Generation, scoped_id
+from services.core.tenant import EVERYBODY, TENANT_NAME_CHARACTERS_MAX, Tenant
 
 
 def make() -> Generation:
@@ -13,6 +14,18 @@ def make() -> Generation:
 
 def test_its_name_is_its_id_in_hexadecimal() -> None:
     assert make().name == "000102030405060708090a0b0c0d0e0f"
+
+
+def test_workers_know_the_same_id_of_two_tenants_apart() -> None:
+    """A bug: no name could have more than 64 characters."""
+    names = ["acme", "other", "a" * TENANT_NAME_CHARACTERS_MAX]
+    one = bytes(range(ID_BYTES))
+
+    scoped = [scoped_id(one, tenant) for tenant in (EVERYBODY, *(Tenant(name=name) for name in names))]
+
+    assert scoped[0] == one, "without keys all is as before"
+    assert len(set(scoped)) == 4
+    assert {len(each) for each in scoped} == {ID_BYTES}
 
 
 @pytest.mark.parametrize("resumes", [0, 1, 5])
