@@ -146,9 +146,10 @@ class Frontend:
         admin = self._admin if config.admin.is_with_clients else None
         pipeline = self._pipeline()
         on_refused = partial(observe_refused, self._metrics)
+        tenant_of = None if self._keys is None else self._keys.tenant_of
         finder = GenerationFinder(self._pool, random.Random())
         self._app = build_app(
-            pipeline, self._served, self._control, config.http, on_refused, finder, admin, self._metrics, self._keys
+            pipeline, self._served, self._control, config.http, on_refused, finder, admin, self._metrics, tenant_of
         )
         self._clients: list[Clients] = []
         self._metrics.registry.register(ConnectionMetrics(config.metrics_prefix, self._clients))
@@ -158,9 +159,9 @@ class Frontend:
         self._rpcs.add(inference_pb2_grpc.add_InferenceServicer_to_server, service)
         self._common = CommonServices([SERVICE], always=[] if admin is None else [ADMIN_SERVICE])
         self._common.add_to(self._rpcs)
-        if self._keys is not None:
+        if tenant_of is not None:
             for name in (SERVICE, *REFLECTION_SERVICES):
-                self._rpcs.guard(name, key_guard(self._keys.tenant_of), takes_pages=True)
+                self._rpcs.guard(name, key_guard(tenant_of), takes_pages=True)
         if admin is not None:
             _add_admin(self._rpcs, admin)
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason
-from services.core.tenant import Tenant
+from services.core.tenant import TenantOf
 from services.http.cors import ALLOW, Cors, is_preflight, preflight
 from services.http.errors import error_response, no_room, no_route_response
 from services.http.request_id import request_id_of
@@ -15,9 +15,6 @@ from services.http.server.config import HttpConfig
 from services.http.server.context import BrokenHead
 from services.http.server.exchange import Exchange
 from services.http.server.messages import HttpRequest, Response
-
-TenantOf = Callable[[HttpRequest], Tenant]
-"""Finds the tenant of a request. Raises Failure(UNAUTHENTICATED)."""
 
 
 class Shortage(Protocol):
@@ -42,11 +39,12 @@ class HttpApp:
         is_draining: Callable[[], bool],
         shortage: Shortage | None = None,
         tenant_of: TenantOf | None = None,
+        on_stranger: Callable[[HttpRequest, Failure], None] = lambda *_: None,
     ) -> None:
         """`body_bytes_max`: the largest request body. `is_draining`: whether connections close after their answer.
 
         `shortage`: counts what cannot be accepted. `tenant_of`: finds whose key a request carries; None: clients need
-        no keys.
+        no keys. `on_stranger`: called with requests that are refused because they carry no valid key.
         """
         self.config = config
         self.body_bytes_max = body_bytes_max
@@ -54,14 +52,33 @@ class HttpApp:
         self._is_draining = is_draining
         self._shortage = shortage
         self._tenant_of = tenant_of
+        self._on_stranger = on_stranger
         self._rng = random.Random()
         self._cors = Cors(config.cors_origins)
 
-    async def answer(self, request: HttpRequest, exchange: Exchange) -> None:
+    def on_head(self, request: HttpRequest) -> None:
         request.id = request_id_of(request)
         request.path = self.routes.meant(request.path)
-        if not self.routes.is_guarded(request.path):
+        if not self.routes.is_private(request.path):
             request.shared = self._cors.headers_of(request)
+        try:
+            if not (is_preflight(request) and ALLOW in request.shared):  # Browsers send it without a key.
+                self._check(request)
+        except Failure as refusal:
+            refusal.clear_tracebacks()
+            request.refusal = refusal
+
+    def _check(self, request: HttpRequest) -> None:
+        """Sets whose it is. Raises Failure if the client may not send the request."""
+        self.routes.check(request)
+        if self._tenant_of is not None and self.routes.needs_key(request.path):
+            try:
+                request.tenant = self._tenant_of(request.headers)
+            except Failure as failure:
+                self._on_stranger(request, failure)
+                raise
+
+    async def answer(self, request: HttpRequest, exchange: Exchange) -> None:
         if self._is_draining():
             exchange.keeps_alive = False
         try:
@@ -73,8 +90,8 @@ class HttpApp:
 
     def _handler_of(self, request: HttpRequest) -> Handler:
         """Raises NoRoute, and Failure if the client may not send the request."""
-        if self._tenant_of is not None and self.routes.needs_key(request.path):
-            request.tenant = self._tenant_of(request)
+        if request.refusal is not None and not self.routes.tells(request.path):
+            raise request.refusal
         return self.routes.find(request)
 
     def _preflight(self, request: HttpRequest) -> Response | None:

@@ -33,6 +33,8 @@ class Router:
         self._exact: dict[str, dict[str, Handler]] = {}
         self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Handler]]] = {}
         self._guards: dict[str, Guard] = {}
+        self._private: set[str] = set()
+        self._tell: set[str] = set()
         self._open: set[str] = set()
         self._unlisted: set[str] = set()
         self._notes: list[str] = []
@@ -55,18 +57,33 @@ class Router:
         """Whether a client needs a key for `path`, where clients need keys. A guard replaces the key."""
         return path not in self._open and path not in self._guards
 
-    def guard(self, path: str, guard: Guard) -> None:
-        """Call `guard` first for every request to `path`, whatever its method."""
+    def guard(self, path: str, guard: Guard, *, is_private: bool = True, tells: bool = False) -> None:
+        """Call `guard` with the head of every request to `path`, whatever its method.
+
+        `is_private`: no page of another origin may read the answers. `tells`: the handler is called for refused
+        requests, too, because it tells of a refusal in another form.
+        """
         self._guards[path] = guard
+        if is_private:
+            self._private.add(path)
+        if tells:
+            self._tell.add(path)
+
+    def check(self, request: HttpRequest) -> None:
+        """Raises what the guard of the path raises."""
+        if guard := self._guards.get(request.path):
+            guard(request)
+
+    def tells(self, path: str) -> bool:
+        """Whether the handler of `path` tells of refusals itself."""
+        return path in self._tell
 
     def note(self, text: str) -> None:
         """Tell people what else is served here, in the hint of NoRoute."""
         self._notes.append(text)
 
     def find(self, request: HttpRequest) -> Handler:
-        """The handler of a request, whose `arguments` are set. Raises NoRoute, and what a guard raises."""
-        if guard := self._guards.get(request.path):
-            guard(request)
+        """The handler of a request, whose `arguments` are set. Raises NoRoute."""
         methods = self._exact.get(request.path) or self._match(request)
         if not methods:
             raise NoRoute(f"there is no {request.method} {request.path[:QUOTED_CHARACTERS_MAX]} here", self._all())
@@ -102,9 +119,9 @@ class Router:
                 return candidate
         return single
 
-    def is_guarded(self, path: str) -> bool:
-        """Whether `path` has a guard."""
-        return path in self._guards
+    def is_private(self, path: str) -> bool:
+        """Whether no page of another origin may read what `path` answers."""
+        return path in self._private
 
     def methods_of(self, request: HttpRequest) -> tuple[str, ...]:
         """The methods of the request's path, whatever its own method is."""

@@ -21,7 +21,7 @@ from services.core.gate import Gate
 from services.core.interface import Delta, Finish, Layer, Sink, TokenLogprobs, Usage
 from services.core.model_card import ModelCard, TokenizerRef
 from services.core.request import FinishReason, Request
-from services.core.tenant import Tenant
+from services.core.tenant import Tenant, TenantOf
 from services.frontend.api.admin.admin import Admin, AdminConfig
 from services.frontend.api.build import build_admin_app, build_app
 from services.frontend.resume.finder import GenerationFinder
@@ -266,8 +266,12 @@ async def serving(
     admin: Admin | None = None,
     is_apart: bool = False,
     rpcs: Rpcs | None = None,
+    tenant_of: TenantOf | None = None,
 ) -> AsyncIterator[Server]:
-    """`finder`: None: no worker has an answer. `is_apart`: serve only admin calls. `rpcs`: served on the same port."""
+    """`finder`: None: no worker has an answer. `is_apart`: serve only admin calls. `rpcs`: served on the same port.
+
+    `tenant_of`: None: clients need no keys.
+    """
     metrics = CollectorRegistry()
     frontend = catalog or StubFrontend()
     outcomes = Outcomes(pipeline, frontend.gate)
@@ -277,7 +281,7 @@ async def serving(
         assert admin is not None
         app = build_admin_app(admin, frontend, control, config)
     else:
-        app = build_app(outcomes, frontend, control, config, on_refused, finder or finder_of(), admin)
+        app = build_app(outcomes, frontend, control, config, on_refused, finder or finder_of(), admin, None, tenant_of)
     async with http_server(app, config, Listen("127.0.0.1:0"), rpcs=rpcs) as listening:
         connector = aiohttp.TCPConnector(limit=connections_max)
         session = aiohttp.ClientSession(f"http://127.0.0.1:{listening.port}", connector=connector)

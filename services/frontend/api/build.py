@@ -1,12 +1,10 @@
 """Builds the HTTP applications of a frontend: every route that it has is registered here."""
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Protocol
 
 from services.core.errors import Failure
 from services.core.interface import Layer
-from services.core.tenant import Tenant
+from services.core.tenant import TenantOf
 from services.frontend.api.admin.admin import Admin
 from services.frontend.api.admin.http_routes import BODY_BYTES_MAX, AdminRoutes
 from services.frontend.api.health import FrontendState, HealthRoutes
@@ -16,21 +14,13 @@ from services.frontend.api.openai.responses import ChatAnswer, CompletionAnswer
 from services.frontend.api.openapi.document import OpenApiRoute
 from services.frontend.control import Canceller, FrontendControl
 from services.frontend.resume.finder import GenerationFinder
-from services.http.app import HttpApp, Shortage, TenantOf
+from services.http.app import HttpApp, Shortage
 from services.http.server.config import HttpConfig
 from services.http.server.messages import HttpRequest
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _COUNTED = {COMPLETIONS: "completions", CHAT: "chat_completions"}
 """Path → the endpoint by which metrics know its requests."""
-
-
-class Keys(Protocol):
-    """The keys of tenants."""
-
-    def tenant_of(self, headers: Mapping[str, str]) -> Tenant:
-        """The tenant whose key is among the headers, by lower-case names. Raises Failure(UNAUTHENTICATED)."""
-        ...
 
 
 def build_app(
@@ -42,16 +32,17 @@ def build_app(
     finder: GenerationFinder,
     admin: Admin | None = None,
     shortage: Shortage | None = None,
-    keys: Keys | None = None,
+    tenant_of: TenantOf | None = None,
 ) -> HttpApp:
     """The application for clients.
 
     `on_refused`: called for requests that are refused before they reach the pipeline. `admin`: None if admin calls are
     disabled, or served on an address of their own. `shortage`: counts connections that cannot be accepted.
-    `keys`: those of tenants; None: clients need no keys.
+    `tenant_of`: finds whose key a request carries; None: clients need no keys.
     """
     endpoints = OpenAiEndpoints(pipeline, served, Canceller(control, finder), config, on_refused, finder)
-    app = HttpApp(config, config.body_bytes_max, lambda: served.is_draining, shortage, _tenant_of(keys, on_refused))
+    on_stranger = partial(_count_stranger, on_refused)
+    app = HttpApp(config, config.body_bytes_max, lambda: served.is_draining, shortage, tenant_of, on_stranger)
     routes = app.routes
     completion = partial(parse_completion, unknown_fields=config.unknown_fields)
     chat = partial(parse_chat, unknown_fields=config.unknown_fields)
@@ -61,27 +52,17 @@ def build_app(
     routes.post(CHAT, partial(endpoints.serve, _COUNTED[CHAT], chat, ChatAnswer))
     routes.get("/v1/streams/{generation_id}", endpoints.resume, takes_head=False)  # It would take the answer over.
     routes.post("/v1/requests/{request_id}/cancel", endpoints.cancel)
-    HealthRoutes(served, control, names_models=keys is None).add_to(routes)
+    HealthRoutes(served, control, names_models=tenant_of is None).add_to(routes)
     if admin is not None:
         AdminRoutes(admin).add_to(routes)
     OpenApiRoute(routes, config).add()
     return app
 
 
-def _tenant_of(keys: Keys | None, on_refused: OnRefused) -> TenantOf | None:
-    """Finds the tenant of a request. One that is refused counts as an outcome, as over gRPC."""
-    if keys is None:
-        return None
-
-    def find(request: HttpRequest) -> Tenant:
-        try:
-            return keys.tenant_of(request.headers)
-        except Failure as failure:
-            if (endpoint := _COUNTED.get(request.path)) is not None:
-                on_refused(endpoint, request.id, failure)
-            raise
-
-    return find
+def _count_stranger(on_refused: OnRefused, request: HttpRequest, failure: Failure) -> None:
+    """A request without a valid key counts as an outcome, as over gRPC."""
+    if (endpoint := _COUNTED.get(request.path)) is not None:
+        on_refused(endpoint, request.id, failure)
 
 
 def build_admin_app(admin: Admin, state: FrontendState, control: FrontendControl, config: HttpConfig) -> HttpApp:

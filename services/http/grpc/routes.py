@@ -8,7 +8,7 @@ import grpc
 
 from services.core.errors import QUOTED_CHARACTERS_MAX, Failure
 from services.core.flow.client_flow import ClientBounds
-from services.core.tenant import EVERYBODY, Tenant
+from services.core.tenant import EVERYBODY, Tenant, TenantOf
 from services.http.errors import no_room
 from services.http.grpc.messages import Compression
 from services.http.grpc.metadata import Metadata, RpcError, failed, head_block, metadata_in, misused, trailers_block
@@ -117,7 +117,7 @@ class GrpcRoutes:
         return f"{service} has {', '.join(sorted(names))}."
 
 
-def key_guard(tenant_of: Callable[[Mapping[str, str]], Tenant]) -> Guard:
+def key_guard(tenant_of: TenantOf) -> Guard:
     """Lets clients with a key in."""
 
     def check(metadata: Metadata) -> Tenant:

@@ -31,6 +31,7 @@ class Connection(H1Exchange, asyncio.Protocol):
     | idle | bytes arrive that are not a request | lingering |
     | idle | `keepalive_s` passes | closed |
     | reading | the rest arrives | answering |
+    | reading | the head is complete and refused, the body is not complete | answering |
     | reading | bytes arrive that are not a request | lingering |
     | reading | `body_read_s_max` passes, the head is incomplete | lingering |
     | reading | `body_read_s_max` passes, the body is incomplete | answering |
@@ -117,7 +118,7 @@ class Connection(H1Exchange, asyncio.Protocol):
 
     def _parse(self, data: bytes) -> None:
         if self._parser is None:
-            self._parser = RequestParser(self._context.app.body_bytes_max)
+            self._parser = RequestParser(self._context.app.body_bytes_max, self._context.app.on_head)
         self._is_readable = self._parser.feed(data)
         self._proceed()
 

@@ -5,7 +5,7 @@ a different request is an error. This module refuses such input where httptools 
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.parse import unquote
 
 import httptools
@@ -37,12 +37,11 @@ class RequestParser:
         "_bytes_max",
         "_chunk_count",
         "_head_bytes",
-        "_keeps_alive",
-        "_method",
+        "_on_head",
         "_parser",
         "_pending_bytes",
+        "_request",
         "_target",
-        "_version",
         "broken",
         "has_head",
         "headers",
@@ -51,8 +50,8 @@ class RequestParser:
         "wants_continue",
     )
 
-    def __init__(self, bytes_max: int) -> None:
-        """`bytes_max`: the largest body.
+    def __init__(self, bytes_max: int, on_head: Callable[[HttpRequest], None] = lambda _: None) -> None:
+        """`bytes_max`: the largest body. `on_head`: called with each request before its body is read, see `App`.
 
         Attributes: `requests`: complete requests, and those with a fault. `broken`: why the bytes after them are not a
         request. `is_midway`: a part of the next request has arrived. `headers`: of that request, or of the broken one,
@@ -60,6 +59,7 @@ class RequestParser:
         before it sends the body; the sender of that response resets this.
         """
         self._bytes_max = bytes_max
+        self._on_head = on_head
         self.requests: deque[HttpRequest] = deque()
         self.broken: BrokenHead | None = None
         self.is_midway = self.wants_continue = False
@@ -87,6 +87,8 @@ class RequestParser:
                 self._pending_bytes = self._pending_bytes + len(data) if self._progress() == progress else 0
                 if self._pending_bytes > HEAD_BYTES_MAX:
                     raise head_too_large()
+            if self.has_head and (refusal := self._request.refusal) is not None:
+                raise refusal  # The rest need not come.
         except BrokenHead as broken:
             self.broken = broken
         except Failure as fault:
@@ -132,17 +134,11 @@ class RequestParser:
         self._add(fault)
 
     def _add(self, fault: Failure | None = None, *, is_last: bool = False) -> None:
-        self.requests.append(
-            HttpRequest(
-                method=self._method,
-                path=path_of(self._target.decode("latin-1")),
-                headers=self.headers,
-                body=bytes(self._body),
-                fault=fault,
-                is_chunkable=self._version == "1.1",
-                keeps_alive=self._keeps_alive and fault is None and not is_last,
-            )
-        )
+        request = self._request
+        request.body = bytes(self._body)
+        request.fault = fault
+        request.keeps_alive = request.keeps_alive and fault is None and not is_last
+        self.requests.append(request)
         self.is_midway = self.wants_continue = False
         self._restart()
 
@@ -172,14 +168,20 @@ class RequestParser:
     def on_headers_complete(self) -> None:
         if self.has_head:
             return
-        self._method = self._parser.get_method().decode("ascii")
-        self._version = self._parser.get_http_version()
-        self._keeps_alive = self._parser.should_keep_alive()
-        _check_framing(self._version, self.headers)
+        version = self._parser.get_http_version()
+        _check_framing(version, self.headers)
+        self._request = HttpRequest(
+            method=self._parser.get_method().decode("ascii"),
+            path=path_of(self._target.decode("latin-1")),
+            headers=self.headers,
+            is_chunkable=version == "1.1",
+            keeps_alive=self._parser.should_keep_alive(),
+        )
+        self._on_head(self._request)
         self.has_head = True
         if int(self.headers.get("content-length", 0)) > self._bytes_max:
             raise too_large(self._bytes_max)
-        if "expect" in self.headers and self._version == "1.1":
+        if "expect" in self.headers and version == "1.1":
             self.wants_continue = self.headers["expect"].lower() == "100-continue"
 
     def on_chunk_header(self) -> None:

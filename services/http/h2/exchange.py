@@ -23,13 +23,16 @@ class H2Exchange(Request):
     def __init__(self, host: Host, stream: Stream, head: RequestHead) -> None:
         super().__init__(host, stream, head.size)
         self._body = bytearray()
-        self._request: HttpRequest | None = HttpRequest(
-            method=head.method, path=head.path, headers=head.headers, is_chunkable=False
-        )
+        request = HttpRequest(method=head.method, path=head.path, headers=head.headers, is_chunkable=False)
+        self._request: HttpRequest | None = request
         self.send = stream.send  # Every event takes this path.
         self._broken = head.broken
         if self._broken is not None:
             self.begin()
+            return
+        host.context.app.on_head(request)
+        if request.refusal is not None:
+            self._refuse(request.refusal)
         elif head.content_length is not None and head.content_length > host.context.app.body_bytes_max:
             self._refuse(too_large(host.context.app.body_bytes_max))
 

@@ -29,6 +29,10 @@ class App(Protocol):
         """The largest request body, before decompression."""
         ...
 
+    def on_head(self, request: HttpRequest) -> None:
+        """The head of a request has come. Sets `refusal` if the request is to be answered without its body."""
+        ...
+
     async def answer(self, request: HttpRequest, exchange: Exchange) -> None:
         """Send the answer. Raises only CancelledError."""
         ...

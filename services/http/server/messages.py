@@ -24,7 +24,8 @@ class HttpRequest(Struct, kw_only=True):
     """A request of a client.
 
     `path`: percent-decoded, without the query. `headers`: by lower-case names. `body`: as received, possibly
-    compressed. `fault`: why the body is incomplete. `is_chunkable`: the answer may come in chunks, as in HTTP/1.1.
+    compressed. `fault`: why the body is incomplete. `refusal`: why the client may not send it, as its head shows: it is
+    answered at once, without its body. `is_chunkable`: the answer may come in chunks, as in HTTP/1.1.
     `keeps_alive`: the client may send another request on the connection. `arguments`: the variable parts of the path.
     `id`: names the request in the response and in logs. `shared`: headers that every response to this request has.
     `tenant`: whose key it carries.
@@ -35,6 +36,7 @@ class HttpRequest(Struct, kw_only=True):
     headers: Mapping[str, str]
     body: bytes = b""
     fault: Failure | None = None
+    refusal: Failure | None = None
     is_chunkable: bool = True
     keeps_alive: bool = True
     arguments: Mapping[str, str] = _NONE

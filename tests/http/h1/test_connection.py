@@ -469,8 +469,8 @@ def test_parser_of_a_lost_connection_is_freed_without_the_garbage_collector(
 
     made: list[weakref.ref[RequestParser]] = []
 
-    def make(bytes_max: int) -> RequestParser:
-        made.append(weakref.ref(reader := Watched(bytes_max)))
+    def make(bytes_max: int, on_head: Callable[[HttpRequest], None]) -> RequestParser:
+        made.append(weakref.ref(reader := Watched(bytes_max, on_head)))
         return reader
 
     monkeypatch.setattr(connection, "RequestParser", make)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.core.errors import Failure, Reason
 from services.http.h1.connection import Connection
 from services.http.server import clients
 from services.http.server.config import HttpConfig
@@ -24,6 +25,7 @@ AT_ONCE = b"GET /at-once HTTP/1.1\r\nHost: x\r\n\r\n"
 HELD = b"POST /held HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
 LAST = HELD.replace(b"Host: x", b"Connection: close")
 IN_HEAD, IN_BODY = HELD[:9], HELD[:-2]
+REFUSED = HELD.replace(b"Host: x", b"X-Refused: 1")
 NO_REQUEST = b"no HTTP\r\n\r\n"
 INTO = {"idle": b"", "reading": IN_HEAD, "answering": HELD, "lingering": NO_REQUEST}
 """State → what brings an idle connection into it."""
@@ -39,6 +41,10 @@ class HoldingApp:
 
     def release(self) -> None:
         self.turns.release()
+
+    def on_head(self, request: HttpRequest) -> None:
+        if "x-refused" in request.headers:
+            request.refusal = Failure(Reason.UNAUTHENTICATED, "who are you?")
 
     async def answer(self, request: HttpRequest, exchange: Exchange) -> None:
         if request.path == "/held":
@@ -125,6 +131,9 @@ EVENTS: Mapping[tuple[str, str], Event] = {
     ("idle", "bytes arrive that are not a request"): sends(NO_REQUEST),
     ("idle", "`keepalive_s` passes"): Event(pass_keepalive),
     ("reading", "the rest arrives"): sends(HELD[len(IN_HEAD) :]),
+    ("reading", "the head is complete and refused, the body is not complete"): Event(
+        lambda stage: stage.send(REFUSED[len(IN_HEAD) : -2]), into=REFUSED[: len(IN_HEAD)]
+    ),
     ("reading", "bytes arrive that are not a request"): sends(b"\0\r\n\r\n"),
     ("reading", "`body_read_s_max` passes, the head is incomplete"): passes("body_read_s_max"),
     ("reading", "`body_read_s_max` passes, the body is incomplete"): passes("body_read_s_max", into=IN_BODY),

@@ -5,6 +5,7 @@ from functools import partial
 from services.core.bounded_executor import BoundedExecutor
 from services.core.errors import Failure, Reason, quoted
 from services.http.errors import error_response
+from services.http.grpc.metadata import RpcError, metadata_in
 from services.http.grpc.routes import GrpcRoutes
 from services.http.grpc.rpc import Method
 from services.http.grpc.web.forms import forms_of
@@ -29,22 +30,26 @@ class WebRoutes:
         """Register all methods. Call it once all services are registered."""
         for path, method in self._rpcs.methods.items():
             routes.post(path, partial(self._serve, method), is_listed=False)
-            if self._rpcs.is_private(path):
-                routes.guard(path, _leave_to_the_rpc)
-            routes.open(path)
+            routes.guard(path, self._check, is_private=self._rpcs.is_private(path), tells=True)
         routes.note(self._rpcs.listed())
 
     async def _serve(self, method: Method, request: HttpRequest, exchange: Exchange) -> Response | None:
         if (forms := forms_of(request.headers)) is None:
+            if request.refusal is not None:
+                raise request.refusal
             return _unsupported(request)
         sent, wanted = forms
         rpc = WebRpc(request, exchange, method, self._rpcs, wanted)
         await rpc.answer(sent, self._executor, self._body_bytes_max)
         return None
 
-
-def _leave_to_the_rpc(request: HttpRequest) -> None:
-    """The guard of the service says no with a status of gRPC. The path is closed to pages all the same."""
+    def _check(self, request: HttpRequest) -> None:
+        """Raises UNAUTHENTICATED, so that no body is waited for. The rpc tells of it, and of whatever else is wrong."""
+        try:
+            self._rpcs.check(request.path, metadata_in(request.headers))
+        except RpcError as error:
+            if error.failure is not None and error.failure.reason is Reason.UNAUTHENTICATED:
+                raise error.failure from None
 
 
 def _unsupported(request: HttpRequest) -> Response:

@@ -167,6 +167,26 @@ def test_guard_refuses_with_a_status(version: str) -> None:
     call(test, guard=guard)
 
 
+def test_guard_refuses_before_the_request_has_come(version: str) -> None:
+    def guard(metadata: Any) -> None:
+        raise Failure(Reason.UNAUTHENTICATED, "who are you?")
+
+    async def test(serving: Any) -> None:
+        headers = BINARY | {"content-length": "1000"}
+        if version == "HTTP/1.1":
+            reader, writer = await serving.server.connect()
+            lines = [f"POST {EMPTY_CALL} HTTP/1.1", "Host: x", *(f"{name}: {headers[name]}" for name in headers)]
+            writer.write("\r\n".join([*lines, "", ""]).encode())
+            answer = await reader.read()
+        else:
+            async with raw_client(serving) as client:
+                answer = (await client.answer(client.open(EMPTY_CALL, headers, ends=False))).body
+
+        assert f"grpc-status: {grpc.StatusCode.UNAUTHENTICATED.value[0]}\r\n".encode() in answer
+
+    call(test, guard=guard)
+
+
 # Requests that are wrong
 
 

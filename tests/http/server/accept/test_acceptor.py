@@ -36,6 +36,9 @@ class RecordingApp:
         self.refused: list[str] = []
         self.pauses = 0
 
+    def on_head(self, request: HttpRequest) -> None:
+        """Nothing is refused before its body has come."""
+
     async def answer(self, request: HttpRequest, exchange: Exchange) -> None:
         self.served.append(request.path)
         exchange.write(exchange.encode(Response(request.path.encode()), request))
