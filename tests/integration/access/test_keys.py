@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from services.access.key import NewKey, make_key
 from services.access.keys_edit import add_key, revoke_key
+from services.core.errors import Reason
 from services.stubs import inference_pb2, inference_pb2_grpc
 from tests.integration.conftest import Start
 from tests.integration.harness.metrics import read_metrics
@@ -49,6 +50,7 @@ RPCS: Mapping[str, str] = {
     "/grpc.health.v1.Health/Check": OPEN,
     "/grpc.health.v1.Health/List": ABSENT,
     "/grpc.health.v1.Health/Watch": OPEN,
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": NEEDS_KEY,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": NEEDS_KEY,
 }
 ARGUMENTS = {"{model}": "mocker", "{generation_id}": "0" * 32, "{request_id}": "r"}
@@ -331,7 +333,7 @@ def test_refusals_for_lack_of_a_key_are_counted_over_each_wire(keyed: Keyed) -> 
     frontend, name = keyed.plane.frontend, "dynamo_frontend_requests_total"
 
     async def counted() -> float:
-        return (await read_metrics(frontend)).sum(name, error_type="unauthenticated")
+        return (await read_metrics(frontend)).sum(name, error_type=Reason.UNAUTHENTICATED)
 
     async def scenario() -> float:
         before = await counted()
