@@ -1,10 +1,10 @@
 # The image for every process: `docker build -t unbroken .`, then `docker run unbroken registry|worker|frontend …`.
 #
-# With `--build-arg EXTRAS=` it contains neither llama.cpp nor tokenizers, which is enough for mocker workers and their
+# With `--build-arg EXTRAS=` it contains neither llama.cpp nor tokenizers nor `unbroken certs`, which is enough for mocker workers and their
 # frontends. Workers on GPUs have an image of their own: Dockerfile.trtllm.
 
 FROM python:3.11-slim-bookworm AS build
-ARG EXTRAS=llamacpp,huggingface
+ARG EXTRAS=llamacpp,huggingface,certs
 WORKDIR /src
 RUN python -m venv /opt/unbroken
 COPY pyproject.toml README.md LICENSE ./

@@ -94,7 +94,7 @@ pages: install-dev ## Regenerate the tables in README.md, DESIGN.md and docs/.
 stubs: $(BIN)/python ## Regenerate the gRPC stubs.
 	$(BIN)/pip install --quiet --no-deps --editable .
 
-install: $(INSTALLED) ## Install the package and the llama.cpp engine into .venv.
+install: $(INSTALLED) ## Install the package, the llama.cpp engine and `unbroken certs` into .venv.
 
 install-dev: $(INSTALLED_DEV) ## Also install the tools for tests and lint.
 
@@ -142,9 +142,9 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 
 $(INSTALLED): $(SOURCES_OF_INSTALL) | $(BIN)/python
-	$(BIN)/pip install --quiet --editable '.[llamacpp]'
+	$(BIN)/pip install --quiet --editable '.[llamacpp,certs]'
 	@touch $@
 
 $(INSTALLED_DEV): $(INSTALLED)
-	$(BIN)/pip install --quiet --editable '.[llamacpp,huggingface]' --group dev
+	$(BIN)/pip install --quiet --editable '.[llamacpp,huggingface,certs]' --group dev
 	@touch $@

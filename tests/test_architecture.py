@@ -21,7 +21,7 @@ LEVELS = (
     {"services.stubs"},
     {"services.runtime"},
     {"services.core"},
-    {"services.isolation", "services.access"},
+    {"services.isolation", "services.access", "services.tls"},
     {"services.rpc", "services.models"},
     {"services.http"},
     {"services.discovery", "services.registry"},

@@ -21,6 +21,7 @@ COMMANDS = {
     "registry": "Keep the set of registered workers.",
     "drain": "Take a worker out of service: its streams move to other workers.",
     "keys": "Make, list and revoke the API keys of tenants.",
+    "certs": "Make a CA and certificates for TLS.",
     "models": "Download models for the llamacpp engine.",
 }
 

@@ -10,6 +10,7 @@ import click
 import structlog
 
 from services.cli.admin import admin_config, admin_options
+from services.cli.certs.options import edge_pair, edge_tls_options
 from services.cli.environment import start_logging
 from services.cli.options import (
     DAY_MS,
@@ -170,6 +171,7 @@ def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
     help="File with the tenants and the hashes of their API keys (see `unbroken keys`). With it, clients need a key. It"
     " is read anew when it changes. Default: clients need none.",
 )
+@edge_tls_options
 @env_option(
     "--cors-allow-origin",
     "DYN_HTTP_CORS_ALLOW_ORIGIN",
@@ -280,6 +282,7 @@ def check_options(given: dict[str, Any]) -> None:
     """Check options that depend on each other. Raises UsageError."""
     admin_config(given)
     _admission(given)
+    edge_pair(given)
 
 
 def frontend_config(given: dict[str, Any]) -> "FrontendConfig":
@@ -312,6 +315,7 @@ def frontend_config(given: dict[str, Any]) -> "FrontendConfig":
         admission=_admission(given),
         admin=admin_config(given),
         access=AccessConfig(keys_file=given["keys_file"]),
+        tls=edge_pair(given),
     )
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,8 @@ def command(
     variables in `unbroken frontend --help`.
     """
     config = ClusterConfig(log_level=log_level, log_format=log_format, **given)
-    drain_timeout_s = _check_children(config)
+    drain_timeout_s, is_tls = _check_children(config)
+    config = replace(config, is_tls=is_tls)
     start_logging("up", {"log_level": log_level, "log_format": log_format})
     children = ChildConfig(
         is_restarted=not no_restart,
@@ -144,11 +146,11 @@ def command(
     run_process(Cluster(config, children, state_dir).run)
 
 
-def _check_children(config: ClusterConfig) -> float:
+def _check_children(config: ClusterConfig) -> tuple[float, bool]:
     """Parse and check the options of workers and frontends before any process is started.
 
-    Returns how many seconds streams may continue after Ctrl-C, as set by options and environment. Raises the error with
-    which each child would otherwise exit.
+    Returns how many seconds streams may continue after Ctrl-C, and whether frontends speak TLS, as set by options and
+    environment. Raises the error with which each child would otherwise exit.
     """
     registry, no_file = "127.0.0.1:0", Path(os.devnull)
     of_worker = _parse("worker", worker.command, worker_command(config, no_file, registry=registry))
@@ -158,7 +160,7 @@ def _check_children(config: ClusterConfig) -> float:
     for name in ("admin_listen", "admin_grpc_listen"):
         if config.frontends > 1 and of_frontend[name] and not of_frontend[name].endswith(":0"):
             raise click.UsageError(f"{of_frontend[name]} would be the admin address of every frontend: set port 0")
-    return float(max(of_worker["drain_timeout"], of_frontend["drain_timeout"]))
+    return float(max(of_worker["drain_timeout"], of_frontend["drain_timeout"])), of_frontend["tls_cert"] is not None
 
 
 def _parse(name: str, command: click.Command, line: Sequence[str]) -> dict[str, Any]:

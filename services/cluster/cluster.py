@@ -101,7 +101,8 @@ class Cluster:
         return self._registry.last_ready["address"]
 
     def _url(self, frontend: Child) -> str:
-        return f"http://{reachable(frontend.last_ready['http'])}"
+        scheme = "https" if self._config.is_tls else "http"
+        return f"{scheme}://{reachable(frontend.last_ready['http'])}"
 
     def _write_state(self) -> None:
         """Update `cluster.json`. The file is first written when the whole cluster is up."""

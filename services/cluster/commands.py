@@ -17,7 +17,7 @@ WILDCARDS = {"0.0.0.0": LOOPBACK, "[::]": "[::1]"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """Which processes to run, and their options. Each frontend after the first takes the next port; with port 0 the
-    system chooses."""
+    system chooses. `is_tls`: frontends serve their clients over TLS."""
 
     workers: int = 2
     frontends: int = 1
@@ -32,6 +32,7 @@ class ClusterConfig:
     worker_options: tuple[str, ...] = ()
     log_level: str = "info"
     log_format: str = "text"
+    is_tls: bool = False
 
 
 def registry_command(config: ClusterConfig, ready_file: Path, last: Mapping[str, str]) -> Sequence[str]:

@@ -7,6 +7,7 @@ with DRAINING, which their clients see → close.
 import asyncio
 import json
 import random
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ from services.frontend.routing.rejection import no_workers
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.frontend.session.pool import Pool, PoolConfig
 from services.http.app import HttpApp
-from services.http.connection_metrics import ConnectionMetrics
+from services.http.connection_metrics import ConnectionMetrics, TlsMetrics
 from services.http.grpc.routes import GrpcRoutes, key_guard
 from services.http.grpc.web.routes import WebRoutes
 from services.http.server.clients import Clients
@@ -54,6 +55,8 @@ from services.rpc.inference_service import InferenceService
 from services.runtime.process import write_atomically
 from services.runtime.tasks import root_cause
 from services.stubs import admin_pb2_grpc, inference_pb2_grpc
+from services.tls.certificate import PairFiles
+from services.tls.watch import watched_pair
 
 log = structlog.get_logger()
 
@@ -71,6 +74,7 @@ class FrontendConfig:
     member: this process's path in its process group (see processes/membership.py); None if it is the only process.
     settle_s_max: how long a process that replaces one that exited waits for sessions with workers before it accepts
     clients. Until then the other processes serve all clients.
+    tls: the certificate for the ports of clients and operators, and its key; None: they are served without TLS.
     """
 
     grpc_listen: str = "127.0.0.1:50051"
@@ -87,6 +91,7 @@ class FrontendConfig:
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     admin: AdminConfig = field(default_factory=AdminConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
+    tls: PairFiles | None = None
 
 
 class _Served:
@@ -142,6 +147,9 @@ class Frontend:
         self._process = LocalControl(self._metrics.registry, self._gate, self._busy)
         self._control: FrontendControl = self._process if config.member is None else group_control(config.member)
         self._keys = None if config.access.keys_file is None else WatchedKeys(config.access.keys_file)
+        self._tls = None if config.tls is None else watched_pair(config.tls, time.time)
+        if self._tls is not None:
+            self._metrics.registry.register(TlsMetrics(config.metrics_prefix, self._tls))
         self._admin = Admin(config.admin, self._catalog, self._busy, self._control)
         admin = self._admin if config.admin.is_with_clients else None
         pipeline = self._pipeline()
@@ -186,6 +194,8 @@ class Frontend:
                 tasks = [group.create_task(self._pool.run()), group.create_task(watcher.run())]
                 if self._keys is not None:
                     tasks.append(group.create_task(self._keys.run()))
+                if self._tls is not None:
+                    tasks.append(group.create_task(self._tls.run()))
                 await self._open(servers)
                 tasks.append(group.create_task(self._report_health()))
                 await stopping.wait()
@@ -241,7 +251,13 @@ class Frontend:
         """Serve at all addresses until `servers` close. Returns the real addresses, by the names of `listens`."""
         WebRoutes(rpcs, app.body_bytes_max).add_to(app.routes)
         serving = http_server(
-            app, self._config.http, *listens.values(), is_shared=self._is_shared, cork=self._cork, rpcs=rpcs
+            app,
+            self._config.http,
+            *listens.values(),
+            is_shared=self._is_shared,
+            cork=self._cork,
+            rpcs=rpcs,
+            tls=self._tls,
         )
         server = await servers.enter_async_context(serving)
         self._clients.append(server.context.clients)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from services.http.server.clients import Clients
 from services.runtime.descriptors.limit import connections_max, limit
+from services.tls.watch import ServerPair, WatchedFiles
 
 
 class ConnectionMetrics(Collector):
@@ -22,3 +23,18 @@ class ConnectionMetrics(Collector):
         yield GaugeMetricFamily(f"{self._prefix}_connections", text, sum(map(len, self._servers)))
         text = "Connections that the limit of open files leaves room for; further ones are refused."
         yield GaugeMetricFamily(f"{self._prefix}_connections_limit", text, connections_max(limit()))
+
+
+class TlsMetrics(Collector):
+    """The certificate of the ports of a process, and the handshakes that failed there."""
+
+    def __init__(self, prefix: str, pair: WatchedFiles[ServerPair]) -> None:
+        self._prefix = prefix
+        self._pair = pair
+
+    def collect(self) -> Iterator[Metric]:
+        text = "When the certificate expires, in seconds since the epoch."
+        expires_at = self._pair.loaded.certificate.expires_at
+        yield GaugeMetricFamily(f"{self._prefix}_tls_certificate_expiry_timestamp_seconds", text, expires_at)
+        text = "TLS handshakes that failed, besides those of clients that just left."
+        yield CounterMetricFamily(f"{self._prefix}_tls_handshakes_failed", text, self._pair.failures)

@@ -13,6 +13,7 @@ from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.server import Worker, WorkerConfig
 from tests.docs.pages import text_of
 from tests.support.doubles import run_async
+from tests.tls.support import shared_certificates
 
 Row = tuple[str, str, tuple[str, ...]]
 """name, type, labels"""
@@ -36,7 +37,7 @@ def exposed(registry: CollectorRegistry) -> list[Row]:
 
 
 async def of_frontend() -> CollectorRegistry:
-    return Frontend(FrontendConfig())._metrics.registry
+    return Frontend(FrontendConfig(tls=shared_certificates().pair()))._metrics.registry
 
 
 async def of_processes() -> CollectorRegistry:

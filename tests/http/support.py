@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import json
 import socket
+import ssl
 import struct
 import termios
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -32,6 +33,7 @@ from services.http.server.config import HttpConfig
 from services.http.server.context import ConnectionContext, Rpcs
 from services.http.server.detector import Detector
 from services.http.server.listener import Listen, http_server
+from services.http.server.secure import Tls
 from services.models.tokenizers import Vocabulary
 from services.models.tokenizers.byte_level import ByteTokenizer
 from services.runtime.loop import run_on_loop
@@ -267,10 +269,12 @@ async def serving(
     is_apart: bool = False,
     rpcs: Rpcs | None = None,
     tenant_of: TenantOf | None = None,
+    tls: Tls | None = None,
+    trusts: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Server]:
     """`finder`: None: no worker has an answer. `is_apart`: serve only admin calls. `rpcs`: served on the same port.
 
-    `tenant_of`: None: clients need no keys.
+    `tenant_of`: None: clients need no keys. `tls`: serve over TLS, to a session that verifies by `trusts`.
     """
     metrics = CollectorRegistry()
     frontend = catalog or StubFrontend()
@@ -282,9 +286,10 @@ async def serving(
         app = build_admin_app(admin, frontend, control, config)
     else:
         app = build_app(outcomes, frontend, control, config, on_refused, finder or finder_of(), admin, None, tenant_of)
-    async with http_server(app, config, Listen("127.0.0.1:0"), rpcs=rpcs) as listening:
-        connector = aiohttp.TCPConnector(limit=connections_max)
-        session = aiohttp.ClientSession(f"http://127.0.0.1:{listening.port}", connector=connector)
+    async with http_server(app, config, Listen("127.0.0.1:0"), rpcs=rpcs, tls=tls) as listening:
+        connector = aiohttp.TCPConnector(limit=connections_max, ssl=True if trusts is None else trusts)
+        scheme = "http" if tls is None else "https"
+        session = aiohttp.ClientSession(f"{scheme}://127.0.0.1:{listening.port}", connector=connector)
         server = Server(listening.port, session, metrics, outcomes, listening.context)
         try:
             async with session:

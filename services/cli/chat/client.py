@@ -2,9 +2,11 @@
 
 import json
 import os
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -26,13 +28,15 @@ class ChatError(Exception):
 class ChatConfig:
     """Configuration of a conversation.
 
-    url: of a frontend. api_key: a tenant's, where clients need one.
+    url: of a frontend. api_key: a tenant's, where clients need one. ca: PEM file of the CA of the frontend's
+    certificate; None: those that the system trusts.
     options: fields of every request, besides the model and the messages.
     """
 
     url: str
     model: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    ca: Path | None = None
     system: str | None = None
     options: dict[str, Any]
 
@@ -84,15 +88,33 @@ class Conversation:
     def _headers(self) -> dict[str, str]:
         return {} if self._config.api_key is None else {"Authorization": f"Bearer {self._config.api_key}"}
 
+    def _tls(self) -> ssl.SSLContext | bool:
+        """How certificates are verified. Raises ChatError."""
+        if self._config.ca is None:
+            return True
+        try:
+            return ssl.create_default_context(cafile=str(self._config.ca))
+        except OSError as error:  # SSLError is one.
+            raise ChatError(f"--ca {self._config.ca} cannot be read as PEM: {error}") from error
+
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
         """An HTTP session with the server, which turns every error into a ChatError."""
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_TIMEOUT_S)
         try:
             async with aiohttp.ClientSession(
-                self._config.url, headers=self._headers(), timeout=timeout, read_bufsize=EVENT_BYTES_MAX
+                self._config.url,
+                headers=self._headers(),
+                timeout=timeout,
+                read_bufsize=EVENT_BYTES_MAX,
+                connector=aiohttp.TCPConnector(ssl=self._tls()),
             ) as session:
                 yield session
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise ChatError(
+                f"the certificate of {self._config.url} is not accepted: {_unverified(error.certificate_error)}\n"
+                "Give the CA that has made it with --ca."
+            ) from error
         except TimeoutError as error:
             raise ChatError(f"{self._config.url} does not answer in time") from error
         except (aiohttp.ClientResponseError, aiohttp.ClientConnectionResetError) as error:
@@ -111,6 +133,10 @@ def _proxy_hint(url: str) -> str:
     if place.scheme not in getproxies() or proxy_bypass(place.netloc):
         return ""
     return f"\nThe proxy in {place.scheme}_proxy is not used: the connection is direct."
+
+
+def _unverified(error: Exception) -> str:
+    return error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else str(error)
 
 
 def _why_not(error: aiohttp.ClientError) -> object:

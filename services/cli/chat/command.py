@@ -2,6 +2,7 @@
 
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,14 +36,23 @@ def _check_url(_: click.Context, __: click.Parameter, given: str) -> str:
 @env_option("--temperature", "DYN_CHAT_TEMPERATURE", type=Number(0, 2), help="Sampling temperature.")
 @env_option("--seed", "DYN_CHAT_SEED", type=Integer(-(2**63), 2**64 - 1), help="Seed of the sampling.")
 @env_option("--api-key", "DYN_CHAT_API_KEY", help="API key, if the server needs one. Rather set the variable.")
+@env_option(
+    "--ca",
+    "DYN_CHAT_CA",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="PEM file of the CA of the server's certificate. Default: those that the system trusts.",
+)
 @env_option("--system", "DYN_CHAT_SYSTEM", help="System message at the start of the conversation.")
-def command(*, url: str, model: str | None, api_key: str | None, system: str | None, **options: Any) -> None:
+def command(
+    *, url: str, model: str | None, api_key: str | None, ca: Path | None, system: str | None, **options: Any
+) -> None:
     """Talk to a model in the terminal.
 
     Ctrl-C stops an answer, Ctrl-D ends the conversation. Text from a pipe is sent as one message.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    conversation = Conversation(ChatConfig(url=url, model=model, api_key=api_key, system=system, options=given))
+    config = ChatConfig(url=url, model=model, api_key=api_key, ca=ca, system=system, options=given)
+    conversation = Conversation(config)
     if sys.stdin.isatty():
         _converse(conversation)
     elif not _answer(conversation, _read_message()):

@@ -24,12 +24,14 @@ class Aggregation(Enum):
     | SUM_OF_ALL | sum | its value still counts: a counter never falls |
     | SUM_OF_RUNNING | sum | its value is dropped |
     | MAX_OF_RUNNING | maximum: all processes report the same, but not at the same moment | its value is dropped |
+    | MIN_OF_RUNNING | minimum: the first to change is the first that matters | its value is dropped |
     | MIN_OF_ALL | minimum: the time at which a series began | its value still counts |
     """
 
     SUM_OF_ALL = "sum of all"
     SUM_OF_RUNNING = "sum of running"
     MAX_OF_RUNNING = "max of running"
+    MIN_OF_RUNNING = "min of running"
     MIN_OF_ALL = "min of all"
 
 
@@ -43,6 +45,7 @@ GAUGES = {
     "worker_active_decode_blocks": Aggregation.MAX_OF_RUNNING,
     "worker_total_decode_blocks": Aggregation.MAX_OF_RUNNING,
     "worker_active_prefill_tokens": Aggregation.MAX_OF_RUNNING,
+    "tls_certificate_expiry_timestamp_seconds": Aggregation.MIN_OF_RUNNING,
 }
 """The frontend's gauges, without the prefix. A worker reports its whole load to each process, not a share of it."""
 CREATED = "_created"
@@ -51,6 +54,7 @@ _COMBINE: dict[Aggregation, Callable[[float, float], float]] = {
     Aggregation.SUM_OF_ALL: lambda one, other: one + other,
     Aggregation.SUM_OF_RUNNING: lambda one, other: one + other,
     Aggregation.MAX_OF_RUNNING: max,
+    Aggregation.MIN_OF_RUNNING: min,
     Aggregation.MIN_OF_ALL: min,
 }
 _KEPT_AFTER_EXIT = frozenset({Aggregation.SUM_OF_ALL, Aggregation.MIN_OF_ALL})

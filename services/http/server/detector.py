@@ -65,6 +65,8 @@ class Detector(asyncio.Protocol):
 class ConnectionFactory:
     """Makes the connections of one server."""
 
+    no_room_at_once = None
+
     def __init__(self, context: ConnectionContext) -> None:
         self._context = context
 

@@ -13,6 +13,7 @@ from services.http.server.config import HttpConfig
 from services.http.server.context import App, ConnectionContext, Rpcs
 from services.http.server.cork import Cork
 from services.http.server.detector import ConnectionFactory
+from services.http.server.secure import SecureFactory, Tls
 from services.runtime import gc_control
 from services.runtime.listen import cannot_listen, listening_sockets, split_listen
 from services.runtime.tasks import root_cause
@@ -52,16 +53,18 @@ async def http_server(
     is_shared: bool = False,
     cork: Cork | None = None,
     rpcs: Rpcs | None = None,
+    tls: Tls | None = None,
 ) -> AsyncIterator[HttpServer]:
     """Serve `app` at each of the addresses. Raises StartupError if one cannot be listened on.
 
     `is_shared`: other processes of the same frontend listen there too. `cork`: of the streams. `rpcs`: those that are
-    served at the same addresses; None: none is.
+    served at the same addresses; None: none is. `tls`: how clients are served over TLS; None: they are not.
     """
     hosts = [split_listen(listen.address)[0] for listen in listens]
     opened = _opened(listens, config, is_shared=is_shared)
     ports = [listeners[0].getsockname()[1] for listeners in opened]
-    async with serve_sockets(app, config, list(chain.from_iterable(opened)), cork, rpcs) as context:
+    listeners = list(chain.from_iterable(opened))
+    async with serve_sockets(app, config, listeners, cork, rpcs, tls) as context:
         gc_control.register_clients(context.clients)
         yield HttpServer([f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)], context)
 
@@ -86,6 +89,7 @@ async def serve_sockets(
     listeners: Sequence[socket.socket],
     cork: Cork | None = None,
     rpcs: Rpcs | None = None,
+    tls: Tls | None = None,
 ) -> AsyncIterator[ConnectionContext]:
     """Serve `app` on listening, non-blocking sockets, and close them at the end.
 
@@ -97,12 +101,18 @@ async def serve_sockets(
             context = ConnectionContext(
                 app=app, config=config, group=group, cork=cork or Cork(), clients=clients, rpcs=rpcs
             )
-            acceptor = Acceptor(listeners, ConnectionFactory(context), group)
+            plain = ConnectionFactory(context)
+            secure = None if tls is None else SecureFactory(plain, tls)
+            acceptor = Acceptor(listeners, secure or plain, group)
             clients.on_removed = acceptor.on_room
+            if secure is not None:
+                secure.handshakes.on_ended = acceptor.on_room
             try:
                 yield context
             finally:
                 acceptor.close()
+                if secure is not None:
+                    secure.handshakes.close()
                 await clients.close(config.shutdown_s_max)
     except ExceptionGroup as errors:
         raise root_cause(errors) from None

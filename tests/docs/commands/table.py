@@ -25,6 +25,10 @@ TRIED = {
     "unbroken keys list --keys-file keys.toml": Place("tests/cli/test_keys.py", 'run("list"'),
     "unbroken keys revoke --keys-file keys.toml 1f2e3d4c": Place("tests/cli/test_keys.py", 'run("revoke"'),
     'unbroken chat --api-key "$KEY"': Place("tests/cli/chat/test_chat.py", "--api-key"),
+    "unbroken certs certs --host llm.example": Place("tests/cli/certs/test_command.py", "--host=llm.example"),
+    "DYN_TLS_CERT_PATH=certs/edge.pem": Place("tests/docs/commands/test_up.py"),
+    "curl --cacert certs/ca.pem": Place("tests/docs/commands/test_up.py"),
+    "unbroken chat --url https": Place("tests/docs/commands/test_up.py"),
     # A part that only one command of the pages contains, or a whole command: where it is run. The commands for grpcurl
     # and `buf curl` have a table of their own, in tests/clients/test_commands.py.
     "curl -sN localhost": Place("tests/docs/commands/test_make_up.py"),
@@ -51,6 +55,7 @@ TRIED = {
     "unbroken worker": Place("tests/cli/test_cli.py", "test_every_command_has_help", NAMED),
     "unbroken registry": Place("tests/cli/test_cli.py", "test_every_command_has_help", NAMED),
     "unbroken keys": Place("tests/cli/test_cli.py", "test_every_command_has_help", NAMED),
+    "unbroken certs": Place("tests/cli/test_cli.py", "test_every_command_has_help", NAMED),
     "unbroken up": Place("tests/cli/test_cli.py", "test_every_command_has_help", NAMED),
     "unbroken drain": Place("tests/cli/test_cli.py", "test_every_command_has_help", NAMED),
     ". .venv/bin/activate": Place("tests/docs/commands/test_small.py"),
@@ -87,7 +92,8 @@ TRIED = {
     "make storm": Place(
         "tests/integration/admission/test_storm.py", "A storm of requests", "takes minutes; a smaller one is tested"
     ),
-    ".venv/bin/pip install -e '.[huggingface]'": Place("Makefile", "'.[llamacpp,huggingface]'", NO_COPY),
+    ".venv/bin/pip install -e '.[huggingface]'": Place("Makefile", "'.[llamacpp,huggingface,certs]'", NO_COPY),
+    "pip install 'unbroken[certs]'": Place("Makefile", "'.[llamacpp,certs]'", NO_COPY),
     "docker compose up": Place("tests/compose/project.py", '"up", "--detach", "--wait"'),
     "docker compose stop": Place("tests/compose/test_compose.py", 'compose("stop")'),
     "docker kill": Place("tests/compose/test_compose.py", 'docker("kill"'),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.commands.cluster import Up, cluster
+from tests.docs.commands.shell import Shell
 from tests.docs.pages import ROOT, command, spans
 from tests.integration.harness.plane.engines import FAKES
 from tests.integration.harness.waiting import wait_until
@@ -106,3 +107,17 @@ def test_each_path_that_the_pages_name_is_served(up: Up) -> None:
     assert "/live" in paths
     for path in paths:
         assert up.shell.run(f"curl --fail --silent {up.http}{path}", {})
+
+
+def test_a_cluster_serves_clients_over_tls(tmp_path: Path) -> None:
+    folder = f"{tmp_path}/certs"
+    Shell(tmp_path).run(command("unbroken certs certs"), {"certs certs": f"certs {folder}"})
+
+    with cluster(tmp_path, command("DYN_TLS_CERT_PATH=certs/edge.pem"), {"certs/": f"{folder}/"}) as up:
+        here = {"localhost:8000": up.http, "certs/": f"{folder}/"}
+        health = up.shell.run(command("curl --cacert certs/ca.pem"), here)
+        answer = up.shell.run(command("unbroken chat --url https"), here, "Hello!")
+
+        assert json.loads(health)["status"] == "ready"
+        assert answer.strip()
+        assert f"curl -N https://{up.http}/" in up.running.output

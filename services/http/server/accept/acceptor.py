@@ -8,6 +8,7 @@ a socket and nothing else. Its first bytes say whether it is a health check, so 
 | --- | --- |
 | some are left besides the reserve | is set up |
 | only the reserve is left | is refused with a response, unless it is a health check: that is answered, and closed |
+| only the reserve is left, and clients speak TLS | is refused with an alert: see secure.py |
 | none is left | waits in the kernel's queue until a connection has ended, or PAUSE_S |
 """
 
@@ -17,6 +18,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import structlog
@@ -42,6 +44,8 @@ WAITING_MAX = 16_384
 """Connections that have sent something and wait to be set up. Beyond that, clients wait in the kernel's queue."""
 FIRST_BYTES_S = 1.0
 """How long the first bytes of a connection are waited for before it is set up without them."""
+PARTING_BYTES_MAX = 64 * 1024
+"""What is read of a client that is refused at once."""
 PAUSE_S = 0.5
 """How long nothing is accepted after file descriptors or memory have run out, or WAITING_MAX has been reached, unless
 a connection ends before."""
@@ -54,6 +58,11 @@ class Server(Answers, Protocol):
     @property
     def takes_reserve(self) -> bool:
         """Whether no connection is refused for want of descriptors."""
+        ...
+
+    @property
+    def no_room_at_once(self) -> bytes | None:
+        """What clients without room are sent before they have sent their request; None: it is waited for."""
         ...
 
     def make_connection(self, only_request: bytes | None = None) -> asyncio.BaseProtocol:
@@ -159,7 +168,10 @@ class Acceptor:
                 refused=self._refused_count,
             )
             self._refused_count = 0
-        self._refuser.refuse(sock)
+        if (reply := self._server.no_room_at_once) is None:
+            self._refuser.refuse(sock)
+        else:
+            _part(sock, reply)
 
     def _on_first_bytes(self, sock: socket.socket) -> None:
         if (first := first_bytes(sock)) is not None:
@@ -233,3 +245,12 @@ class Acceptor:
         except OSError as error:  # This client's problem alone: it must not end the server.
             log.debug("client lost before its connection was set up", why=str(error))
             sock.close()
+
+
+def _part(sock: socket.socket, reply: bytes) -> None:
+    """Send the reply and close. What has come is read before: otherwise closing would reset the connection."""
+    with sock, suppress(OSError):
+        sock.setblocking(False)
+        sock.send(reply)
+        sock.shutdown(socket.SHUT_WR)
+        sock.recv(PARTING_BYTES_MAX)
