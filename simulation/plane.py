@@ -8,9 +8,9 @@ from typing import Any
 
 import structlog
 
+from services.core import call
 from services.frontend.server import Frontend, FrontendConfig
 from services.frontend.session.session import WorkerSession
-from services.http import request_id
 from services.registry.config import RegistryConfig
 from services.registry.server import serve as serve_registry
 from services.worker.engines.mocker import MockerConfig, MockerEngine
@@ -38,7 +38,7 @@ def install(world: World, excused: Collection[str] = ()) -> None:
     _replace("services.runtime.listen", socket=SocketModule(world))
     _replace("services.http.h1.exchange", fcntl=FcntlModule(world))
     _replace("grpc.aio", insecure_channel=Channel)
-    _replace("services.http.request_id", _ids=request_id._random_ids())  # It keeps random ids in store,
+    _replace("services.core.call", _ids=call._random_ids())  # It keeps random ids in store,
     WorkerSession._numbers = count(1)  # and this what it has counted: a second run in a process would have others.
     structlog.get_config()["processors"][:] = [lambda _logger, level, event: _say(world, level, event, excused)]
 

@@ -4,7 +4,8 @@
 the request nor a token can: `core/interface.py` lists them.
 """
 
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -21,6 +22,8 @@ DEADLINE_ROUNDING = 0.01
 DEADLINE_TRAVEL_S = 0.1
 """How long a request may take from its client's timer to ours: on the way, and while the event loop is busy. A client
 whose deadline passes before ours resets its rpc, as one does that leaves."""
+IDS_AT_ONCE = 256
+"""Ids made with one call of the operating system's random number generator."""
 
 
 class Phase(StrEnum):
@@ -174,3 +177,19 @@ class Call(Struct, frozen=True, kw_only=True):
     replacement_deadline: float | None = None
     choice_group: ChoiceGroup | None = None
     kept: Kept | None = None
+
+
+def _random_ids() -> Iterator[str]:
+    """Ids of 128 random bits. They cannot be guessed: whoever knows an id can cancel its request."""
+    while True:
+        digits = secrets.token_hex(16 * IDS_AT_ONCE)
+        for start in range(0, len(digits), 32):
+            yield digits[start : start + 32]
+
+
+_ids = _random_ids()
+
+
+def new_request_id() -> str:
+    """A random id of 32 hexadecimal digits."""
+    return next(_ids)

@@ -4,12 +4,11 @@ Its handlers are coroutines, not generators: when the client hangs up, a corouti
 with it the pipeline.
 """
 
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
 
 from msgspec.structs import replace
 
-from services.core.call import DEADLINE_ROUNDING, DEADLINE_TRAVEL_S, Call
+from services.core.call import DEADLINE_ROUNDING, DEADLINE_TRAVEL_S, Call, new_request_id
 from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason, invalid
 from services.core.flow.client_flow import ClientBounds
@@ -36,7 +35,7 @@ DEFAULT_KEEP = KeepConfig()
 
 def request_id_of(given: str) -> str:
     """The request id that the client gave, or a new one. Raises INVALID_ARGUMENT for an id that cannot be logged."""
-    return checked_request_id(given) if given else uuid.uuid4().hex
+    return checked_request_id(given) if given else new_request_id()
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):

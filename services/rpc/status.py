@@ -1,20 +1,23 @@
 """Options of gRPC channels, and the conversion of failures to gRPC statuses and back."""
 
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from services.core.errors import OPENAI_CODE, Failure, Reason
+from services.core.errors import OPENAI_CODE, REJECTIONS, TRAITS, Failure, Reason
 from services.runtime.loop import clock
 
 Detail = TypeVar("Detail", error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo)
 
 DOMAIN = "unbroken"
-_TYPE_PREFIX = "type.googleapis.com/"
+_INFO_TYPE, _RETRY_TYPE = (
+    f"type.googleapis.com/{kind.DESCRIPTOR.full_name}"
+    for kind in (error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo)
+)
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 """The largest message on any hop: a prompt of about four million tokens."""
 
@@ -23,8 +26,11 @@ DETAIL_BYTES_MAX = 1024
 PARAM_BYTES_MAX = 128
 METADATA_BYTES_MAX = 1024
 """The largest metadata of a failure on the wire, keys and values together, in UTF-8. The rest is left out."""
-OWN_METADATA = frozenset({"retryable", "hint", "param", "request_id", OPENAI_CODE})
+REQUEST_ID = "request_id"
+OWN_METADATA = frozenset({"retryable", "hint", "param", REQUEST_ID, OPENAI_CODE})
 """Keys of ErrorInfo that follow from the failure. Its metadata uses other keys."""
+INFOS_KEPT = 16
+"""How many encoded ErrorInfos of refusals are kept. A crowd that is refused gets the same one but for the ids."""
 KEEPALIVE_TIME_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 RECONNECT_BACKOFF_MS_MAX = 1_000
@@ -59,43 +65,47 @@ def status_of(failure: Failure, *, request_id: str = "") -> status_pb2.Status:
     The detail is cut, because it may repeat what a client sent, at any length. Trailers that are too large reach the
     client as a different status without a reason.
     """
-    info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN, metadata=_metadata(failure, request_id))
-    details = [_pack(info)]
+    encode = _refusal_info if failure.reason in REJECTIONS else _info
+    info = encode(failure.reason, tuple(failure.shown_metadata.items()), failure.hint, failure.param)
+    if request_id:  # Protobuf merges what is joined.
+        info += error_details_pb2.ErrorInfo(metadata={REQUEST_ID: request_id}).SerializeToString()
+    status = status_pb2.Status(code=failure.traits.grpc.value[0], message=_cut(failure.detail, DETAIL_BYTES_MAX))
+    status.details.add(type_url=_INFO_TYPE, value=info)  # `Any.Pack` takes several times as long.
     if failure.retry_after_s is not None:
         seconds, milliseconds = divmod(round(failure.retry_after_s * 1e3), 1000)
-        delay = duration_pb2.Duration(seconds=seconds, nanos=milliseconds * 1_000_000)
-        details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
-    code, message = failure.traits.grpc.value[0], _cut(failure.detail, DETAIL_BYTES_MAX)
-    return status_pb2.Status(code=code, message=message, details=details)
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.seconds, retry.retry_delay.nanos = seconds, milliseconds * 1_000_000
+        status.details.add(type_url=_RETRY_TYPE, value=retry.SerializeToString())
+    return status
 
 
-def _metadata(failure: Failure, request_id: str) -> dict[str, str]:
-    """The metadata of ErrorInfo: that of the failure, as far as it fits, and the keys that every failure has."""
+def _info(reason: Reason, given: tuple[tuple[str, str], ...], hint: str | None, param: str | None) -> bytes:
+    """ErrorInfo without a request id, encoded. `given`: the metadata of the failure, of which as much as fits is sent,
+    beside the keys that every failure has.
+    """
     metadata: dict[str, str] = {}
     bytes_left = METADATA_BYTES_MAX
-    for key, value in failure.shown_metadata.items():
+    for key, value in given:
         bytes_left -= len(key.encode(errors="replace")) + len(value.encode(errors="replace"))
         if bytes_left < 0:
             break
         metadata[key] = value
-    metadata["retryable"] = str(failure.traits.retryable).lower()
-    if failure.hint is not None:
-        metadata["hint"] = failure.hint
-    if failure.param is not None:
-        metadata["param"] = _cut(failure.param, PARAM_BYTES_MAX)
-    if request_id:
-        metadata["request_id"] = request_id
-    return metadata
+    metadata["retryable"] = str(TRAITS[reason].retryable).lower()
+    if hint is not None:
+        metadata["hint"] = hint
+    if param is not None:
+        metadata["param"] = _cut(param, PARAM_BYTES_MAX)
+    encoded: bytes = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata).SerializeToString()
+    return encoded
+
+
+_refusal_info = lru_cache(maxsize=INFOS_KEPT)(_info)
+"""The same, kept. Only for refusals: their metadata are not a client's."""
 
 
 def _cut(text: str, bytes_max: int) -> str:
     encoded = text.encode(errors="replace")
     return text if len(encoded) <= bytes_max else encoded[: bytes_max - 3].decode(errors="ignore") + "…"
-
-
-def _pack(message: Detail) -> any_pb2.Any:
-    """The message as an Any. `Any.Pack` does the same in Python, and takes several times as long."""
-    return any_pb2.Any(type_url=f"{_TYPE_PREFIX}{message.DESCRIPTOR.full_name}", value=message.SerializeToString())
 
 
 def failure_of(error: grpc.aio.AioRpcError, *, otherwise: Reason) -> Failure:

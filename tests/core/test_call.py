@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.core.call import Attempt, Call, Cause, Ending, Phase
+from services.core.call import IDS_AT_ONCE, Attempt, Call, Cause, Ending, Phase, new_request_id
 from services.core.errors import Failure, Reason
 from tests.support.doubles import FakeSession, RecordingAttempt
 
@@ -91,3 +91,10 @@ def test_a_failure_without_a_listener_is_recorded_only(has_listened: bool) -> No
     ending.fail(SLOW, Cause.SLOW_CLIENT)
 
     assert (ending.failure, calls) == (SLOW, [])
+
+
+def test_new_ids_differ_across_batches() -> None:
+    ids = [new_request_id() for _ in range(3 * IDS_AT_ONCE)]
+
+    assert len(set(ids)) == len(ids)
+    assert {len(one) for one in ids} == {32}

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from services.http.request_id import IDS_AT_ONCE, new_request_id, request_id_of
+from services.http.request_id import request_id_of
 from services.http.server.messages import HttpRequest
 
 
@@ -21,10 +21,3 @@ def test_valid_request_id_of_the_client_is_kept(given: str) -> None:
 @pytest.mark.parametrize("given", [None, "", "x" * 129, "a b", "a/b", "é"])
 def test_missing_or_invalid_request_id_is_replaced(given: str | None) -> None:
     assert re.fullmatch("[0-9a-f]{32}", id_of(given))
-
-
-def test_new_ids_differ_across_batches() -> None:
-    ids = [new_request_id() for _ in range(3 * IDS_AT_ONCE)]
-
-    assert len(set(ids)) == len(ids)
-    assert {len(one) for one in ids} == {32}

@@ -82,6 +82,22 @@ def test_status_details_have_reason_retryable_hint_and_retry_time() -> None:
     assert retry.retry_delay.ToMilliseconds() == 250
 
 
+def test_refusals_of_a_crowd_have_their_own_ids_times_and_facts() -> None:
+    """What they share is encoded once."""
+    sent = [("r1", "8", 1.25), ("", "8", None), ("r2", "8", 2.5), ("r2", "9", 2.5)]
+    for request_id, running, retry_after_s in sent:
+        failure = Failure(Reason.OVERLOADED, "full", retry_after_s=retry_after_s, metadata={"running": running})
+
+        crossed = cross(failure, request_id=request_id)
+
+        info = error_details_pb2.ErrorInfo()
+        status = rpc_status.from_call(crossed)
+        assert status is not None
+        assert status.details[0].Unpack(info)
+        assert (info.metadata.get("request_id", ""), info.metadata["running"]) == (request_id, running)
+        assert failure_of(crossed, otherwise=Reason.INTERNAL).retry_after_s == retry_after_s
+
+
 def test_status_has_no_retry_info_if_the_time_is_unknown() -> None:
     assert len(status_of(Failure(Reason.OVERLOADED, "busy")).details) == 1
 

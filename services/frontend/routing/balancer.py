@@ -1,12 +1,14 @@
 """Finds a worker for a call, or says why there is none. Admission and routing ask the same balancer.
 
-Of few workers, each request reads the current states. Of many, it also relies on earlier looks:
+A request reads the current states of a few workers, and relies on earlier looks beside:
 
 | what | is reused |
 | --- | --- |
 | that a worker is closed to every request | until it changes |
-| that a worker is busy | for `BUSY_S` after the first was found busy, while the thresholds stay |
+| that one of many workers is busy | for `BUSY_S` after the first was found busy, while the thresholds stay |
 | the rejection of requests with the same needs | for `REJECTION_S`, while no worker comes or goes |
+
+Whether a request is rejected is always decided anew. Only what the rejection says may be a little old.
 """
 
 import random
@@ -57,6 +59,8 @@ class Balancer:
         """Raise the rejection of a new request, if `choose` would raise it."""
         now = clock()
         workers.expire_busy(needs.thresholds, now)
+        if not workers.open:  # Under overload, none is.
+            raise self._rejection(workers, needs)
         if next(healthy(workers.open, needs, now, self._rng), None) is not None:
             return
         if not self._look_at_all_open(workers, needs, now).eligible(NEW_REQUEST):
@@ -96,11 +100,12 @@ class Balancer:
 
     def _rejection(self, workers: WorkerSet, needs: Needs) -> Failure:
         """The rejection of a new request that no worker is eligible for."""
-        now, model = clock(), workers.card.model
-        if len(workers) <= LOOKS_MAX:
+        now = clock()
+        if needs.excluded and len(workers) <= LOOKS_MAX:
             return self.rejections.jittered(self._judged(workers, needs, now))
-        needs = replace(needs, excluded=frozenset())  # So that requests refused by different workers share one.
-        key = (model, needs)
+        if needs.excluded:
+            needs = replace(needs, excluded=frozenset())  # So that requests refused by different workers share one.
+        key = (workers.card.model, needs)
         rejection, version, until = self._kept.get(key, (None, 0, 0.0))
         if rejection is None or version != workers.version or now >= until:
             rejection = self._judged(workers, needs, now)

@@ -1,13 +1,13 @@
 """Metadata, timeouts and statuses as header fields."""
 
 import base64
+import binascii
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from urllib.parse import quote
 
 from grpc import StatusCode
-from grpc_status import rpc_status
 
 from services.core.errors import Failure, Reason, invalid
 from services.http.h2.wire.fields import encode_fields, encode_status
@@ -16,6 +16,7 @@ from services.rpc.status import status_of
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 BINARY_SUFFIX = "-bin"
+DETAILS = f"grpc-status-details{BINARY_SUFFIX}"
 _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
 _UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _RESERVED = frozenset({"content-type", "te", "host", "content-length"})
@@ -38,11 +39,11 @@ class RpcError(Exception):
 
 def failed(failure: Failure, request_id: str = "", code: StatusCode | None = None) -> RpcError:
     """The status of a failure, with its ErrorInfo. `code`: replaces the one of its reason."""
-    message = status_of(failure, request_id=request_id)
+    status = status_of(failure, request_id=request_id)
     if code is not None:
-        message.code = code.value[0]
-    status = rpc_status.to_status(message)
-    return RpcError(status.code, status.details, tuple(status.trailing_metadata), failure)
+        status.code = code.value[0]
+    trailing = ((DETAILS, status.SerializeToString()),)
+    return RpcError(code or failure.traits.grpc, status.message, trailing, failure)
 
 
 def misused(code: StatusCode, detail: str, hint: str | None = None) -> RpcError:
@@ -86,7 +87,7 @@ def text_fields(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[str, 
     for name, value in metadata:
         if isinstance(value, bytes) or name.endswith(BINARY_SUFFIX):
             raw = value if isinstance(value, bytes) else value.encode()
-            fields.append((name, base64.b64encode(raw).decode().rstrip("=")))
+            fields.append((name, binascii.b2a_base64(raw, newline=False).decode("ascii").rstrip("=")))
         else:
             fields.append((name, value))
     return fields
@@ -117,7 +118,8 @@ def status_fields(
     number: int = code.value[0]
     fields = [("grpc-status", str(number))]
     if message:
-        fields.append(("grpc-message", quote(message, safe=_UNQUOTED)))
+        plain = message.isascii() and message.isprintable() and "%" not in message
+        fields.append(("grpc-message", message if plain else quote(message, safe=_UNQUOTED)))
     return fields + text_fields(metadata)
 
 

@@ -221,8 +221,9 @@ def test_a_change_opens_a_busy_worker() -> None:
 # Rejections
 
 
-def test_a_rejection_by_many_workers_is_reused_for_a_while_with_a_retry_after_of_its_own() -> None:
-    many = Many(MANY, is_full=True, slots=4, load=Load(running=4, service_time=seconds_to_wire(20.0)))
+@pytest.mark.parametrize("number", [1, LOOKS_MAX, MANY])
+def test_a_rejection_is_reused_for_a_while_with_a_retry_after_of_its_own(number: int) -> None:
+    many = Many(number, is_full=True, slots=4, load=Load(running=4, service_time=seconds_to_wire(20.0)))
     first = many.rejection()
     many.looks()
 
@@ -230,7 +231,7 @@ def test_a_rejection_by_many_workers_is_reused_for_a_while_with_a_retry_after_of
 
     assert many.looks() == 0
     assert (first.reason, first.metadata) == (second.reason, second.metadata)
-    assert first.metadata["running"] == "400"
+    assert first.metadata["running"] == str(4 * number)
     assert first.retry_after_s != second.retry_after_s
 
 
@@ -247,13 +248,26 @@ def test_requests_that_different_workers_refused_share_a_rejection() -> None:
 
 
 @pytest.mark.usefixtures("no_reuse")
-def test_a_rejection_is_built_anew_after_a_while() -> None:
-    many = Many(MANY, is_full=True, slots=4, load=Load(running=4))
-    assert many.rejection().metadata["running"] == "400"
+@pytest.mark.parametrize("number", [1, MANY])
+def test_a_rejection_is_built_anew_after_a_while(number: int) -> None:
+    many = Many(number, is_full=True, slots=4, load=Load(running=4))
+    assert many.rejection().metadata["running"] == str(4 * number)
 
     many.workers[0].load.add(Load(running=3))
 
-    assert many.rejection().metadata["running"] == "399"
+    assert many.rejection().metadata["running"] == str(4 * number - 1)
+
+
+@pytest.mark.parametrize("number", [1, MANY])
+def test_a_worker_that_has_room_again_is_found_while_a_rejection_is_kept(number: int) -> None:
+    many = Many(number, is_full=True)
+    assert many.choose() is None
+
+    make_room(many.workers[0])
+    many.worker_set.on_change(many.workers[0])
+
+    many.balancer.require_room(many.worker_set, Needs())
+    assert many.choose() == "0"
 
 
 def test_a_rejection_is_built_anew_when_a_worker_has_come_or_gone() -> None:
@@ -266,13 +280,12 @@ def test_a_rejection_is_built_anew_when_a_worker_has_come_or_gone() -> None:
     assert many.rejection().reason is Reason.NO_WORKERS
 
 
-def test_a_rejection_by_a_few_workers_is_never_reused() -> None:
-    many = Many(LOOKS_MAX, is_full=True, slots=4, load=Load(running=4))
-    assert many.rejection().metadata["running"] == "32"
+def test_a_few_workers_that_a_request_must_not_go_to_reject_no_other_one_in_its_words() -> None:
+    many = Many(1)
+    assert many.rejection(Needs(excluded=frozenset({"0"}))).reason is Reason.NO_WORKERS
+    fill(many.workers[0])
 
-    many.workers[0].load.add(Load(running=3))
-
-    assert many.rejection().metadata["running"] == "31"
+    assert many.rejection(Needs()).reason is Reason.OVERLOADED
 
 
 def test_the_number_of_rejections_kept_is_bounded() -> None:
