@@ -8,7 +8,7 @@ from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason
 from services.core.tenant import TenantOf
 from services.http.cors import ALLOW, Cors, is_preflight, preflight
-from services.http.errors import error_response, no_room, no_route_response
+from services.http.errors import closing, error_response, no_room, no_route_response
 from services.http.request_id import request_id_of
 from services.http.router import Handler, NoRoute, Router
 from services.http.server.config import HttpConfig
@@ -113,11 +113,18 @@ class HttpApp:
                 return error_response(bug_failure(bug, request_id), request_id)
 
     def no_room(self, request: HttpRequest) -> Response:
-        request.id = request_id_of(request)
-        request.shared = self._cors.headers_of(request)
         if self._shortage is not None:
             self._shortage.count_refused(request.path)
-        return error_response(no_room(self._rng), request.id, overload_status=self.config.overload_status)
+        return self._unanswered(request, no_room(self._rng))
+
+    def closing(self, request: HttpRequest) -> Response:
+        return self._unanswered(request, closing())
+
+    def _unanswered(self, request: HttpRequest, failure: Failure) -> Response:
+        """The response to a request that no handler sees."""
+        request.id = request_id_of(request)
+        request.shared = self._cors.headers_of(request)
+        return error_response(failure, request.id, overload_status=self.config.overload_status)
 
     def on_paused(self) -> None:
         if self._shortage is not None:

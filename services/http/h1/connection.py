@@ -41,6 +41,7 @@ class Connection(H1Exchange, asyncio.Protocol):
     | answering | the last answer is sent | closed |
     | answering | the last answer is sent, more bytes are buffered | lingering |
     | answering | the client disconnects | closed |
+    | answering | the server closes, the request has not begun | closed |
     | lingering | bytes arrive | lingering |
     | lingering | the client disconnects | closed |
     | lingering | `lingering_s_max` passes | closed |
@@ -247,8 +248,12 @@ class Connection(H1Exchange, asyncio.Protocol):
         self.transport.close()
 
     def close(self) -> None:
-        if self.task is None:
-            self.leave()
+        if self.task is not None:
+            return
+        if self._is_answering and self._parser is not None and not self.transport.is_closing():
+            request = self._parser.requests.popleft()  # It waits for its turn.
+            self.transport.write(self._context.app.closing(request).encode(request, is_last=True))
+        self.leave()
 
     def abort(self) -> None:
         """Close the connection at once, and cancel the running answer."""

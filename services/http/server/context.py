@@ -48,6 +48,10 @@ class App(Protocol):
         """The response to a request for whose connection there is no room. `path`: "" if unknown."""
         ...
 
+    def closing(self, request: HttpRequest) -> Response:
+        """The response to a request that has not begun when the server closes."""
+        ...
+
     def on_paused(self) -> None:
         """No connection is accepted for a while, because descriptors or memory have run out."""
         ...

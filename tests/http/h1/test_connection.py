@@ -16,6 +16,7 @@ from services.core.call import Call
 from services.core.interface import Delta, Finish, Layer, Sink
 from services.core.request import FinishReason, Request
 from services.http.h1 import connection
+from services.http.h1.connection import Connection
 from services.http.h1.parser import RequestParser
 from services.http.server import clients
 from services.http.server.accept import acceptor as acceptor_module
@@ -571,6 +572,31 @@ def test_closing_server_lets_answers_end_within_a_bound(ends: bool) -> None:
 
         assert pipeline.cancelled.is_set() is not ends
         assert rest.endswith(LAST_CHUNK) is ends
+
+    run(test)
+
+
+@pytest.mark.parametrize("behind", [b"", LIVE], ids=["alone", "pipelined"])
+def test_request_that_waits_for_its_turn_while_the_server_closes_may_be_sent_again(behind: bytes) -> None:
+    """Bug: its connection was closed without an answer."""
+
+    async def test() -> None:
+        pipeline = Script("a")
+        async with serving(pipeline) as server:
+            reader, writer = await server.connect()
+            server.context.start_limiter._left = 0  # Nothing starts any more.
+            writer.write(raw_post(COMPLETIONS, UNARY, headers="X-Request-Id: mine\r\n") + behind)
+            while [one.state for one in server.clients._open if isinstance(one, Connection)] != ["answering"]:
+                await asyncio.sleep(0)
+
+            await server.clients.close(0)
+
+            head = await reader.readuntil(b"\r\n\r\n")
+            error = json.loads(await reader.read())["error"]
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert {b"Connection: close", b"x-should-retry: true", b"X-Request-Id: mine"} <= set(head.split(b"\r\n"))
+            assert (error["code"], error["retryable"], error["request_id"]) == ("DRAINING", True, "mine")
+            assert not pipeline.requests
 
     run(test)
 

@@ -11,7 +11,7 @@ from services.core.errors import Failure, Reason
 from services.http.h1.connection import Connection
 from services.http.server import clients
 from services.http.server.config import HttpConfig
-from services.http.server.context import BrokenHead
+from services.http.server.context import BrokenHead, ConnectionContext
 from services.http.server.exchange import Exchange
 from services.http.server.listener import HttpServer, Listen, http_server
 from services.http.server.messages import HttpRequest, Response
@@ -58,6 +58,9 @@ class HoldingApp:
     def no_room(self, request: HttpRequest) -> Response:
         raise AssertionError(request.path)
 
+    def closing(self, request: HttpRequest) -> Response:
+        return Response(b"", status=503)
+
     def on_paused(self) -> None:
         raise AssertionError("descriptors have run out")
 
@@ -69,6 +72,7 @@ class Stage:
     app: HoldingApp
     writer: asyncio.StreamWriter
     connection: Connection
+    context: ConnectionContext
     advance: Callable[[float], None]
 
     async def reach(self, state: str) -> None:
@@ -79,6 +83,14 @@ class Stage:
         """Send, and wait until the server has read it."""
         self.writer.write(data)
         await asyncio.sleep(0.02)
+
+
+async def close_before_its_turn(stage: Stage) -> None:
+    stage.context.start_limiter._left = 0  # Nothing starts any more.
+    stage.app.release()
+    await stage.reach("idle")
+    await stage.send(HELD)
+    await stage.context.clients.close(0)
 
 
 Play = Callable[[Stage], Awaitable[None]]
@@ -143,6 +155,7 @@ EVENTS: Mapping[tuple[str, str], Event] = {
     ("answering", "the last answer is sent"): finishes(into=LAST),
     ("answering", "the last answer is sent, more bytes are buffered"): finishes(into=LAST, behind=AT_ONCE),
     ("answering", "the client disconnects"): Event(disconnect),
+    ("answering", "the server closes, the request has not begun"): Event(close_before_its_turn),
     ("lingering", "bytes arrive"): sends(AT_ONCE),
     ("lingering", "the client disconnects"): Event(disconnect),
     ("lingering", "`lingering_s_max` passes"): passes("lingering_s_max"),
@@ -177,7 +190,7 @@ def test_connection_changes_its_state_as_the_table_says(
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(AT_ONCE)
             await reader.readuntil(b"\r\n\r\n")
-            stage = Stage(app, writer, connection_of(server), advance)
+            stage = Stage(app, writer, connection_of(server), server.context, advance)
             await stage.reach("idle")
             writer.write(INTO[state] if happens.into is None else happens.into)
             await stage.reach(state)

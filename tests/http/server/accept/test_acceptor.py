@@ -46,6 +46,9 @@ class RecordingApp:
     def refusal(self, broken: BrokenHead, headers: Mapping[str, str]) -> tuple[HttpRequest, Response]:
         raise AssertionError(broken)
 
+    def closing(self, request: HttpRequest) -> Response:
+        raise AssertionError(request.path)
+
     def no_room(self, request: HttpRequest) -> Response:
         self.refused.append(request.path)
         return Response(b"no room", status=503)
