@@ -100,7 +100,6 @@ class H2Connection(asyncio.Protocol):
         self._writer = writer = FrameWriter(self.transport, self.context.cork, backlogs)
         arrivals, rests = Arrivals(config.body_read_s_max), Arrivals(config.lingering_s_max)
         self._frames = FrameHandler(self, writer, arrivals, rests, self.context.frame_limiter)
-        writer.on_sent = self._frames.on_sent
         self._keepalive = Keepalive(
             lambda: writer.put(frame(PING, 0, 0, bytes(PING_SIZE))), self.transport.abort, writer.progress
         )

@@ -64,6 +64,7 @@ class FrameFeed(ABC):
     def _handle_some(self) -> None:
         """Handle some of the frames that have arrived, and the rest in another iteration of the event loop."""
         was_behind, self._is_behind, self._work = self._is_behind, True, 0
+        self._before_some()
         try:
             while self._work < self._limiter.left:
                 one = self._reader.next() if self._owner.is_reading else None
@@ -91,6 +92,10 @@ class FrameFeed(ABC):
     @abstractmethod
     def _handle(self, one: Frame) -> None:
         """Handle a frame. One that costs as much as several adds to `_work`. Raises H2Error."""
+
+    @abstractmethod
+    def _before_some(self) -> None:
+        """Called before the frames of a turn."""
 
     @abstractmethod
     def _after_some(self) -> None:

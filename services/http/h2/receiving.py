@@ -84,9 +84,10 @@ class FrameHandler(FrameFeed):
         self._control = Budget("frames without content", CONTROL_FRAMES_MAX, CONTROL_FRAMES_PER_S)
         self._resets = Budget("streams that were reset", RESETS_MAX, RESETS_PER_S)
 
-    def on_sent(self, piece_count: int) -> None:
-        """Content was sent to the client, which will have something to say about it."""
-        self._control.earn(piece_count * CONTROL_FRAMES_EARNED)
+    def _before_some(self) -> None:
+        if sent_count := self._writer.sent_count:  # The client will have something to say about it.
+            self._writer.sent_count = 0
+            self._control.earn(sent_count * CONTROL_FRAMES_EARNED)
 
     def _after_some(self) -> None:
         self.arrivals.watch()

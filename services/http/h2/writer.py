@@ -4,7 +4,6 @@ A message of a running stream costs the head of a frame and two items of a list:
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 from services.http.h1.exchange import HIGH_WATER_BYTES, unsent_bytes
@@ -39,8 +38,8 @@ class FrameWriter:
     Attributes: `out`: what the next write has. `window`: what the client still takes on this connection. `is_full`: the
     transport's buffer is full: streams keep their content. `ready`: streams that wait for the connection alone, in the
     order of their turns. `is_flush_due`: `out` will be written without a further call.
-    `on_sent`: called with the number of pieces with content of each write. `backlogs`: what waits, of all streams.
-    `idle_count`: items of `out` that are no content, or earn nothing.
+    `sent_count`: pieces with content that were written since it was last set to 0. `backlogs`: what waits, of all
+    streams. `idle_count`: items of `out` that are no content, or earn nothing.
     """
 
     __slots__ = (
@@ -54,9 +53,9 @@ class FrameWriter:
         "idle_count",
         "is_flush_due",
         "is_full",
-        "on_sent",
         "out",
         "ready",
+        "sent_count",
         "transport",
         "window",
     )
@@ -72,8 +71,7 @@ class FrameWriter:
         self._loop = asyncio.get_running_loop()
         self._is_stopped = self._is_pump_due = False
         self.is_flush_due = False
-        self.on_sent: Callable[[int], None] = _ignore
-        self._written_size = self._unsent_size = self.idle_count = 0
+        self._written_size = self._unsent_size = self.idle_count = self.sent_count = 0
         transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
 
     def put(self, data: bytes) -> None:
@@ -86,7 +84,7 @@ class FrameWriter:
     def flush_soon(self) -> None:
         """Write when the cork is released, or else in the next iteration of the event loop."""
         self.is_flush_due = True
-        if not self._cork.defer(self.flush, self.transport.abort):
+        if not self._cork.defer(self):
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
@@ -96,8 +94,7 @@ class FrameWriter:
         if not out:
             return
         data, was_full = b"".join(out), self.is_full
-        if len(out) > self.idle_count:
-            self.on_sent(len(out) - self.idle_count)
+        self.sent_count += len(out) - self.idle_count
         self.idle_count = 0
         out.clear()
         if self._is_stopped or self.transport.is_closing():
@@ -108,6 +105,10 @@ class FrameWriter:
             self._unsent_size += len(data)
             if self._unsent_size > UNSENT_BYTES_MAX:
                 self.transport.abort()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self.transport.abort()
 
     def stop(self) -> None:
         """Write what has been collected, and nothing from then on."""
@@ -168,10 +169,6 @@ class FrameWriter:
         if self.window > LARGEST_WINDOW:
             raise H2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window that is opened too far")
         self._pump_soon()
-
-
-def _ignore(_: int) -> None:
-    """Until somebody counts."""
 
 
 def opened(window: int, size: int) -> int:

@@ -6,10 +6,21 @@ nothing comes between the writes.
 """
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
+from typing import Protocol
 
 from services.core.common_layers import bug_failure
+
+
+class Deferred(Protocol):
+    """A connection with a buffer of its own."""
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        ...
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        ...
 
 
 class Cork:
@@ -19,11 +30,11 @@ class Cork:
     the buffer.
     """
 
-    __slots__ = ("_flushes", "_holds", "_writes")
+    __slots__ = ("_deferred", "_holds", "_writes")
 
     def __init__(self) -> None:
         self._holds = 0
-        self._flushes: list[tuple[Callable[[], None], Callable[[], None]]] = []
+        self._deferred: list[Deferred] = []
         self._writes: dict[asyncio.WriteTransport, bytes] = {}
 
     def write(self, transport: asyncio.WriteTransport, data: bytes) -> bool:
@@ -46,18 +57,19 @@ class Cork:
             writes, self._writes = self._writes, {}
             for transport, data in writes.items():
                 _write(transport, data)
-            flushes, self._flushes = self._flushes, []
-            for flush, abort in flushes:
-                _guarded(flush, abort)
+            deferred, self._deferred = self._deferred, []
+            for one in deferred:
+                try:
+                    one.flush()
+                except Exception as error:  # A bug with one client must not cost the others their data.
+                    one.abort()
+                    bug_failure(error, _WHOSE)
 
-    def defer(self, flush: Callable[[], None], abort: Callable[[], None]) -> bool:
-        """Call `flush` at the last release, for a connection with a buffer of its own. Returns False if not held.
-
-        `abort`: closes the connection, if `flush` has a bug.
-        """
+    def defer(self, one: Deferred) -> bool:
+        """Have the connection flush at the last release, or close if that has a bug. Returns False if not held."""
         if not self._holds:
             return False
-        self._flushes.append((flush, abort))
+        self._deferred.append(one)
         return True
 
     def flush(self, transport: asyncio.WriteTransport) -> None:
@@ -67,13 +79,12 @@ class Cork:
 
 
 def _write(transport: asyncio.WriteTransport, data: bytes) -> None:
-    if not transport.is_closing():
-        _guarded(partial(transport.write, data), transport.abort)
-
-
-def _guarded(send: Callable[[], None], abort: Callable[[], None]) -> None:
     try:
-        send()
-    except Exception as error:  # A bug with one client must not cost the others their data.
-        abort()
-        bug_failure(error, "(any) of a client that was written to")
+        if not transport.is_closing():
+            transport.write(data)
+    except Exception as error:  # Likewise.
+        transport.abort()
+        bug_failure(error, _WHOSE)
+
+
+_WHOSE = "(any) of a client that was written to"

@@ -110,20 +110,32 @@ def test_disconnected_client_costs_the_others_nothing() -> None:
     assert (gone.written, wire.written) == (b"a", b"ab")
 
 
+class Buffered:
+    """A connection with a buffer of its own; None: to flush it is a bug."""
+
+    def __init__(self, data: bytes | None) -> None:
+        self.wire = RecordingTransport()
+        self._data = data
+
+    def flush(self) -> None:
+        if self._data is None:
+            raise RuntimeError("a bug")
+        self.wire.write(self._data)
+
+    def abort(self) -> None:
+        self.wire.abort()
+
+
 def test_flush_that_raises_disconnects_its_own_client_alone() -> None:
     """Bug: those after it were not called."""
-    cork, faulty, wire = Cork(), RecordingTransport(), RecordingTransport()
-
-    def flush() -> None:
-        raise RuntimeError("a bug")
+    cork, faulty, other = Cork(), Buffered(None), Buffered(b"a")
 
     cork.hold()
-    assert cork.defer(flush, faulty.abort)
-    assert cork.defer(lambda: wire.write(b"a"), wire.abort)
+    assert [cork.defer(one) for one in (faulty, other)] == [True, True]
     with capture_logs() as logs:
         cork.release()
 
-    assert (faulty.end, wire.end, wire.written) == ("aborted", None, b"a")
+    assert (faulty.wire.end, other.wire.end, other.wire.written) == ("aborted", None, b"a")
     assert [one["log_level"] for one in logs] == ["error"]
 
 
