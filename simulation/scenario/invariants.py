@@ -134,7 +134,7 @@ class Invariants:
                 if not name.startswith("worker") or process.is_dead or process.owner is None:
                     continue
                 is_calm = self._history.is_calm(began_s, self._world.now, name)
-                if is_calm and request_id in process.owner._gate._inside:
+                if is_calm and any(request_id == name for _, name in process.owner._gate._inside):
                     self._world.problems.append(f"{name}: {request_id} runs on though its client has left")
 
         self._world.after(self._soon_s, check)
