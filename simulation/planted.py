@@ -192,6 +192,12 @@ PLANTS = (
         "if ending.failure is not None:  # Even",
         "if finish is None:  # Even",
     ),
+    Plant(
+        "a client over HTTP may leave any amount unread",
+        "services.frontend.api.openai.sse.backlog",
+        "if self._exchange.unsent_size() + self._buffer.size > bytes_max:",
+        "if False:",
+    ),
 )
 
 

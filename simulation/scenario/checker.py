@@ -7,7 +7,7 @@ from simulation.clients.answer import Answer, Choice, Visit
 from simulation.clients.client import DROPPED
 from simulation.scenario.history import History
 from simulation.scenario.oracle import expected_choice
-from simulation.scenario.plan import RECORDS_ENOUGH, Plan, RequestPlan
+from simulation.scenario.plan import BYTES_ENOUGH, RECORDS_ENOUGH, Plan, RequestPlan
 
 LOST = frozenset(
     {"NO_WORKERS", "CANNOT_CONNECT", "DISCONNECTED", "STALLED", "DRAINING", "STREAM_INCOMPLETE", "PROTOCOL_VIOLATION"}
@@ -44,7 +44,8 @@ class Checker:
     def _check_visit(self, request: RequestPlan, answer: Answer, visit: Visit) -> Iterable[str]:
         is_away = self._history.may_be_away(visit.frontend, visit.began_s, visit.ended_s)
         # The end of an answer waits so long for its client, which gets no reason then.
-        may_be_cut = request.reader == "slow" and visit.ended_s - visit.began_s >= ClientBounds().drain_s_max
+        is_late = visit.ended_s - visit.began_s >= ClientBounds().drain_s_max
+        may_be_cut = request.reader == "slow" and (is_late or self._plan.client_bytes_max < BYTES_ENOUGH)
         if visit.loss not in ("", DROPPED) and not (is_away or may_be_cut):
             yield f"lost its connection without a cause: {visit.loss}"
         if visit.ending not in ("", "complete") and visit.ending not in self._allowed(request, answer, visit):
@@ -104,7 +105,9 @@ class Checker:
         yield "STREAM_EXPIRED"
         may_have_ended = request.deadline_s is not None or self._is_cancelled(request) or self._plan.is_tight
         was_never_there = request.rival_of is not None or not answer.token_count
-        is_lost = self._history.loss_count(answer.visits[0].began_s, visit.ended_s) > 0
+        # A worker that is away, or was, still has its records; they are gone with it, or once a request has failed.
+        is_lost = self._history.kill_count(answer.visits[0].began_s, visit.ended_s) > 0
+        is_lost |= any(one.ending not in ("", "complete") for one in answer.visits if one is not visit)
         if is_lost or may_have_ended or was_never_there or self._plan.records_max < RECORDS_ENOUGH:
             yield "STREAM_NOT_FOUND"
 

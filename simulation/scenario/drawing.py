@@ -10,6 +10,7 @@ from typing import get_args
 
 from simulation.scenario.moments import FAULT_MOMENT, MOMENTS
 from simulation.scenario.plan import (
+    BYTES_ENOUGH,
     ELSEWHERE,
     FAULT_KINDS,
     HERE,
@@ -44,6 +45,7 @@ CROWD_ODDS = 0.04
 """How many runs have requests of several choices that a worker refuses."""
 SLOW_ODDS = 0.08
 """How many runs have clients that are too slow for their answers."""
+BYTES_FEW = (3 * 1024, 32 * 1024)
 LEASES_LAPSE_S = 15.0
 LAPSE_ODDS = 0.15
 """How many runs go on until the leases of workers that were killed have lapsed."""
@@ -129,8 +131,7 @@ def _draw(seed: int) -> Plan:
     )
     if chance.random() < SLOW_ODDS:
         features -= {"keeps", "prompts", "deadlines"}
-        plan = replace(plan, itl_ms=5.0, buffer_bytes=2048)
-        plan = replace(plan, slots=SLOTS_ENOUGH)
+        plan = _narrowed(replace(plan, itl_ms=5.0, buffer_bytes=2048, slots=SLOTS_ENOUGH))
         requests = [_slow(chance, request) for request in _requests(chance, plan, features)[:2]]
     else:
         requests = _requests(chance, plan, features)
@@ -228,6 +229,12 @@ def _slow(chance: random.Random, request: RequestPlan) -> RequestPlan:
     return replace(
         request, reader="slow", is_streamed=True, max_tokens=400, n=chance.choice([1, 2]), logprobs=5, stop=()
     )
+
+
+def _narrowed(plan: Plan) -> Plan:
+    """The plan, perhaps with less room for what clients leave unread."""
+    chance = random.Random(f"{plan.seed}/bounds")
+    return replace(plan, client_bytes_max=chance.choice([BYTES_ENOUGH, *BYTES_FEW]))
 
 
 def _rival(chance: random.Random, request: RequestPlan, number: int, plan: Plan) -> RequestPlan:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from services.worker.server import HANG_UP_S_MAX
 from simulation.scenario.plan import FaultKind, Plan
 
 SETTLE_S = 1.0
@@ -120,9 +121,14 @@ class History:
         return any(begin <= until and since <= end for begin, end in self._windows(frontend, ("drain",)))
 
     def may_break(self, frontend: str, worker: str, now: float) -> bool:
-        """Whether the session between the two may end now: a fault concerns the worker, or the way between them."""
+        """Whether the session between the two may break now: a fault concerns the worker, or the way between them.
+
+        A worker that leaves waits until its frontends have hung up, unless one takes longer than it may.
+        """
         return any(
-            one.at_s <= now <= self._until(one.at_s, one.at_s + self._lasting_s(one))
+            one.at_s + (HANG_UP_S_MAX if one.kind == "drain" and one.target == worker else 0.0)
+            <= now
+            <= self._until(one.at_s, one.at_s + self._lasting_s(one))
             for one in self.struck
             if (one.target == frontend and one.kind in ("kill", "drain"))
             or (one.concerns(worker) and (not one.other or one.concerns(frontend)) and one.kind not in ("jump", "fill"))

@@ -6,6 +6,7 @@ from typing import Any
 
 from services.core.errors import Failure, Reason
 from services.worker.generations.generation import Generation, Owner
+from services.worker.outbox import TOKEN_BYTES
 from simulation.clients.answer import Answer
 from simulation.runtime.world import Process, World
 from simulation.scenario.history import History
@@ -33,6 +34,8 @@ class Invariants:
         self._epochs: dict[Generation, int] = {}
         self._reserved_since: dict[str, float] = {}
         self._moves_from: dict[Any, Any] = {}  # The session of a migration while another attempt delivers.
+        self._full_since: dict[Any, int] = {}  # By buffer of a client: since which turn it is beyond its bound.
+        self._woken_for: dict[Any, int] = {}  # By queue: the last that waited when there was room again.
         watch(self._watched(), world.problems.append)
 
     def _watched(self) -> Iterable[Watched]:
@@ -43,6 +46,9 @@ class Invariants:
         take_over = "services.frontend.migration.migration:Migration._try_take_over"
         yield Watched("", take_over, self._before_take_over, before=True)
         yield Watched("", take_over, self._on_take_over)
+        add = "services.core.flow.delta_buffer:DeltaBuffer.add"
+        yield Watched("the buffer of a client grows beyond its bound", add, self._is_beyond_bound)
+        yield Watched("", "services.frontend.routing.wait_queue:WaitQueue.wake_first", self._on_room, before=True)
 
     def _is_older(self, outcome: object, generation: Generation, _owner: Owner, epoch: int) -> bool:
         if isinstance(outcome, BaseException):
@@ -50,6 +56,13 @@ class Invariants:
         newest = self._epochs.get(generation, generation.spec.epoch)
         self._epochs[generation] = max(newest, epoch)
         return epoch <= newest
+
+    def _is_beyond_bound(self, _: object, buffer: Any, __: object) -> bool:
+        """The request of a client that leaves more unread than it may ends soon."""
+        here = self._world.current
+        if here is None or not here.name.startswith("frontend") or buffer.size <= self._plan.client_bytes_max:
+            return False
+        return self._world.turns > self._full_since.setdefault(buffer, self._world.turns) + TURNS_TO_STOP_MAX
 
     def _is_lost_without_cause(self, _: object, session: Any, failure: Failure) -> bool:
         """What stands still, or is slow, is not lost."""
@@ -85,6 +98,17 @@ class Invariants:
         if worker._gate.count != len(execute._active):
             self._stop(process, f"{worker._gate.count} requests are inside, {len(execute._active)} run or wait")
         self._check_records(process, worker._service.generations)
+        for session in worker._service._sessions:
+            self._check_outbox(process, session)
+
+    def _check_outbox(self, process: Process, session: Any) -> None:
+        """What a frontend leaves unread is within its bound, and is counted rightly."""
+        outbox = session._outbox
+        if outbox.token_count > session._config.outbox_tokens_max and not session._is_over.is_set():
+            self._stop(process, f"{outbox.token_count} tokens wait for a frontend")
+        is_empty = not (outbox.token_count or outbox._entries)
+        if not is_empty and not self._plan.splits_ends and (size := _size_of(outbox)) != outbox.token_count:
+            self._stop(process, f"{size} tokens wait for a frontend, and are counted as {outbox.token_count}")
 
     def _check_records(self, process: Process, store: Any) -> None:
         """What waits without an owner is within its bounds, and is counted rightly."""
@@ -98,6 +122,9 @@ class Invariants:
         """A worker counts with its open streams, and a stream that is reserved for a choice is joined soon."""
         if (frontend := process.owner) is None:
             return
+        for worker_set in frontend._pool._worker_sets.values():
+            if not worker_set.wait_queue.is_empty:
+                self._check_queue(process, worker_set)
         for session in frontend._pool._sessions.values():
             if session.candidate.in_flight_count != len(session._streams) and not session.is_lost:
                 counts = f"{session.candidate.in_flight_count}, though {len(session._streams)} are open"
@@ -106,6 +133,19 @@ class Invariants:
                 self._reserved_since.pop(session.key, None)
             elif self._world.now > self._reserved_since.setdefault(session.key, self._world.now) + self._join_s_max:
                 self._stop(process, f"a stream on {session.name} is reserved, and its choice does not come")
+
+    def _on_room(self, _: object, queue: Any) -> bool:
+        self._woken_for[queue] = queue._waiters[-1].number if queue._waiters else 0
+        return False
+
+    def _check_queue(self, process: Process, worker_set: Any) -> None:
+        """Where a worker has room again, all that waited for it look, one after the other."""
+        queue = worker_set.wait_queue
+        waiting = [one.number for one in queue._waiters if one.number <= self._woken_for.get(queue, 0)]
+        if not waiting or queue._woken_to >= waiting[-1] or any(one.is_woken for one in queue._waiters):
+            return
+        if not all(one.is_closed for one in worker_set.open):
+            self._stop(process, f"{len(waiting)} requests wait, and none of them looks for the room that there is")
 
     @property
     def _join_s_max(self) -> float:
@@ -161,6 +201,15 @@ class Invariants:
         if outcome is True:
             self._world.after(self._soon_s, check)
         return False
+
+
+def _size_of(outbox: Any) -> int:
+    """What waits in an outbox, in tokens."""
+    size: int = len(outbox._message.begun)
+    size += sum(len(token_ids) for _, token_ids in outbox._entries.values())
+    size += sum(1 + len(one.top) for some in outbox._logprobs.values() for one in some)
+    size += sum(-(-end.ByteSize() // TOKEN_BYTES) for end in outbox._message.ends)
+    return size
 
 
 def left_over(processes: Mapping[str, Process], plan: Plan) -> Iterable[str]:

@@ -4,6 +4,8 @@ import random
 from functools import partial
 from typing import Any
 
+from services.core.flow.client_flow import ClientBounds
+from services.http.server.config import HttpConfig
 from services.worker.engines.mocker import Faults, MockerConfig
 from services.worker.generations.store import DetachConfig
 from services.worker.session import FrontendSessionConfig
@@ -70,7 +72,10 @@ class Nemesis:
         elif kind == "worker":
             process = self._start_worker(int(number))
         else:
-            process = self._plane.start_frontend(int(number), drain_timeout_s=plan.drain_s)
+            bounds = ClientBounds(buffer_bytes_max=plan.client_bytes_max)
+            process = self._plane.start_frontend(
+                int(number), drain_timeout_s=plan.drain_s, http=HttpConfig(client=bounds)
+            )
             process.on_turn = lambda: self._invariants.check_frontend(process)
         process.on_end = lambda: self._world.after(RESTART_S, lambda: self._start(name))
 
@@ -88,7 +93,8 @@ class Nemesis:
             queue_timeout_s=plan.wait_s,
             drain_timeout_s=plan.drain_s,
             session=FrontendSessionConfig(
-                heartbeat_s=plan.heartbeat_s, detach=DetachConfig(records_max=plan.records_max)
+                heartbeat_s=plan.heartbeat_s,
+                detach=DetachConfig(records_max=plan.records_max),
             ),
         )
         process.on_turn = lambda: self._invariants.check_worker(process)

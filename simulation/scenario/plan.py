@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 SLOTS_ENOUGH = 64
 RECORDS_ENOUGH = 4096
+BYTES_ENOUGH = 4 * 1024 * 1024
 
 Reader = Literal["normal", "slow", "leaves", "cancels", "goes on"]
 Wire = Literal["http1", "http2", "grpc"]
@@ -97,6 +98,7 @@ class Plan:
     submissions each engine refuses, from the first on. `prefill_us`: what each token of a prompt takes the engine.
     `odd_worker`: whether the last worker has another model card than the others, so that it cannot stand in for them.
     `records_max`: how many records of answers a worker keeps without an owner.
+    `client_bytes_max`: how much a client may leave unread.
     `splits_ends`: whether workers send some ends of streams later than others, as they may.
     `turn_s_max`: how long an iteration of an event loop takes at most. `latency_s`: of the network. `idle_s`: how long
     the plane runs on after its last request, at least.
@@ -120,6 +122,7 @@ class Plan:
     records_max: int
     splits_ends: bool
     idle_s: float
+    client_bytes_max: int = BYTES_ENOUGH
     requests: tuple[RequestPlan, ...] = field(default=())
     faults: tuple[Fault, ...] = field(default=())
 

@@ -194,6 +194,7 @@ SITUATIONS = (
     Watched("a client over HTTP becomes slow", f"{_SSE}._become_slow", _always),
     Watched("a client over HTTP has left", f"{_SSE}._leave_gone", _always),
     Watched("a message over gRPC waits for its client", "services.http.h2.stream:SendingHalf._send_later", _always),
+    Watched("a client over HTTP leaves more unread than it may", f"{_SSE}._leave_slow", _always),
     # The registry
     Watched("a worker's lease lapses", "services.registry.memory_store:MemoryStore._lapse", _always),
     Watched(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from services.worker.server import HANG_UP_S_MAX
 from simulation.clients.answer import Answer, Choice, Visit
 from simulation.clients.client import DROPPED, HUNG
 from simulation.scenario.checker import Checker
@@ -178,9 +179,31 @@ def test_kept_answer_is_unknown_only_if_its_worker_was_lost_or_it_was_never_ther
 
     assert problems(begun, history(), kept)
     assert problems(begun, history((10.2, "kill", "frontend-0")), kept)
+    assert problems(begun, history((10.2, "partition", "worker-0", "frontend-0")), kept), "it still has the answer"
     assert problems(begun, history((10.2, "kill", "worker-0")), kept) == []
     begun.choices[0].token_ids.clear()
     assert problems(begun, history(), kept) == []
+
+
+def test_kept_answer_may_be_unknown_once_its_request_has_failed() -> None:
+    kept = replace(REQUEST, is_kept=True)
+    visits = [
+        Visit("frontend-0", False, 10.0, 10.5, "DISCONNECTED"),
+        Visit("frontend-0", True, 10.6, 11.0, "STREAM_NOT_FOUND"),
+    ]
+    first = list(expected_choice(REQUEST, 0).token_ids[:1])
+    lost = answer(choices=[Choice(first)], is_complete=False, failure="STREAM_NOT_FOUND", visits=visits)
+    cut_off = history(*((10.2, "partition", worker, "frontend-0") for worker in ("worker-0", "worker-1")))
+
+    assert problems(lost, cut_off, kept) == []
+
+
+def test_session_with_a_worker_that_leaves_does_not_break_before_its_frontends_had_time_to_hang_up() -> None:
+    leaving = history((10.0, "drain", "worker-0"), (10.0, "drain", "frontend-1"))
+
+    assert not leaving.may_break("frontend-0", "worker-0", 10.0 + HANG_UP_S_MAX - 0.1)
+    assert leaving.may_break("frontend-0", "worker-0", 10.0 + HANG_UP_S_MAX)
+    assert leaving.may_break("frontend-1", "worker-1", 10.0)
 
 
 def test_session_may_break_only_with_its_worker_or_the_way_to_it() -> None:
