@@ -26,6 +26,21 @@ def test_full_collection_is_due_early_with_few_clients_and_late_with_many(rounds
     assert is_due(rounds, clients) is due
 
 
+def test_each_younger_collection_visits_few_objects_whatever_python_has_set() -> None:
+    """Bug: one of the middle generation visited 70,000 objects, and held up all streams for as long as a full one."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(700, 1_000, 1_000)
+    try:
+        gc_control.take_over()
+        young, middle, _ = gc.get_threshold()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+    assert young * middle <= 25_000
+    assert gc_control.ROUNDS_MAX * young * middle >= 1_400_000, "full ones are no more frequent than the docs say"
+
+
 class Cycle:
     """A reference cycle: garbage once it is unreachable."""
 

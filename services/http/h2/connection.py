@@ -138,6 +138,7 @@ class H2Connection(asyncio.Protocol):
 
     def on_open(self, stream: Stream, head: RequestHead) -> Receiver:
         self.context.clients.set_busy(self)
+        self.context.clients.stream_count += 1
         rpcs = self.context.rpcs
         if rpcs is not None and GRPC.match(head.headers.get("content-type", "")):
             receiver: Receiver = rpcs.open(self, stream, head)
@@ -153,6 +154,7 @@ class H2Connection(asyncio.Protocol):
         self._frames.rests.watch()
 
     def on_closed(self, stream: Stream) -> None:
+        self.context.clients.stream_count -= 1
         self._exchanges.discard(stream)
         if self.transport.is_closing():
             return

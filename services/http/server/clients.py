@@ -37,11 +37,12 @@ class Client(Protocol):
 
 
 class Clients:
-    """The open connections of a server. Its length is their number."""
+    """The open connections of a server. Its length is their number. `stream_count`: streams of HTTP/2 on them."""
 
     def __init__(self, keepalive_s: float) -> None:
         """`keepalive_s`: how long a connection may be idle."""
         self.is_closing = False
+        self.stream_count = 0
         self._keepalive_s = keepalive_s
         self._open: dict[Client, None] = {}  # In the order in which they came.
         self._idle: OrderedDict[Client, float] = OrderedDict()  # → idle since, in event-loop time
@@ -51,6 +52,11 @@ class Clients:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def held_count(self) -> int:
+        """See `Crowd`."""
+        return len(self._open) + self.stream_count
 
     def add(self, client: Client) -> None:
         """Add a new connection, which is idle. If the server is closing, it is closed instead."""

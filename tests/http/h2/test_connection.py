@@ -326,6 +326,27 @@ def test_disconnect_cancels_all_requests() -> None:
     run(test)
 
 
+def test_streams_count_as_clients_until_they_end() -> None:
+    """Bug: a full garbage collection visited the thousands of streams of a few connections."""
+
+    async def test() -> None:
+        script = Script("a", HANG)
+        async with serving(script) as server:
+            async with connected(server) as client:
+                reset, *_ = [client.post(COMPLETIONS, STREAMED) for _ in range(3)]
+                await script.running.wait()
+                assert (server.clients.held_count, len(server.clients)) == (1 + 3, 1)
+
+                client.send(rst_stream(reset, ErrorCode.CANCEL))
+                await client.answer(client.get("/live"))
+                await client.answer(client.get("/unknown"))
+                assert server.clients.held_count == 1 + 2
+            while server.clients.held_count:
+                await asyncio.sleep(0.001)
+
+    run(test)
+
+
 def test_streams_above_the_bound_are_refused_and_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with serving(Script(HANG)) as server, connected(server) as client:
