@@ -16,6 +16,9 @@ from services.stubs import worker_pb2
 
 Entries = dict[int, tuple[int, list[int]]]
 """Stream id → the position of its first token, and its tokens."""
+MERGED_TOKENS_MAX = 8
+"""Steps with more tokens for each of their streams, on average, are not merged with others: to copy that many costs
+more than one delta does. A record of a resumed answer has hundreds."""
 
 
 def put_entries(
@@ -106,10 +109,12 @@ class StepRun:
         """Append the step. Returns False and appends nothing if the step is malformed or does not continue the run.
 
         A step continues the run if each of its streams goes on at its next position, and has log probabilities for all
-        of its tokens or for none of them. One of a worker that does not write them in columns is left as it is.
+        of its tokens or for none of them. One of a worker that does not write them in columns is left as it is, and so
+        is one beyond MERGED_TOKENS_MAX.
         """
-        columns = None if step.logprobs else _read(step)
-        if columns is None:
+        if step.logprobs or len(step.token_ids) > MERGED_TOKENS_MAX * len(step.stream_ids):
+            return False
+        if (columns := _read(step)) is None:
             return False
         starts = dict(zip(columns.stream_ids, columns.positions, strict=True))
         if len(starts) != len(columns.stream_ids) or 0 in columns.counts:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.frontend.session.coalesce import coalesce, split
-from services.rpc.step import read_entries
+from services.rpc.step import MERGED_TOKENS_MAX, read_entries
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
 from services.stubs.worker_pb2 import GoAway, Load, Located, RankLoad, Step, StreamEnd, Welcome, WorkerMessage
 from tests.support.steps import add_logprobs, step_of
@@ -47,6 +47,14 @@ def test_tokens_of_several_messages_become_one_entry_for_each_stream() -> None:
     ]
 
     assert coalesce(messages) == [message_of((1, 0, [10, 11, 12, 13]), (2, 5, [20]), (3, 0, [30]))]
+
+
+def test_records_of_resumed_answers_are_not_copied_into_another_message() -> None:
+    """To copy their tokens takes longer than to deliver them apart from those of other streams."""
+    record = range(MERGED_TOKENS_MAX + 1)
+    messages = [message_of((1, 0, [10])), message_of((2, 0, record)), message_of((2, len(record), [20]), (1, 1, [11]))]
+
+    assert coalesce(messages) == messages
 
 
 def test_single_message_stays_the_same_object() -> None:
