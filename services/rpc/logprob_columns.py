@@ -30,10 +30,20 @@ class Columns:
         self.top_logprobs += other.top_logprobs
 
     def by_entry(self, token_counts: Sequence[int]) -> LogprobsOf:
-        """The tokens of each entry. `token_counts`: of all entries of the step."""
+        """The tokens of each entry. `token_counts`: of all entries of the step.
+
+        Most have one alternative or none, which takes half the time that it takes to cut a slice.
+        """
         top = zip(self.top_token_ids, self.top_logprobs, strict=True)
         pairs = zip(self.logprobs, self.top_counts, strict=True)
-        tokens = iter([TokenLogprobs(logprob, tuple(islice(top, count))) for logprob, count in pairs])
+        tokens = iter(
+            [
+                TokenLogprobs(logprob, (next(top),) if count == 1 else tuple(islice(top, count)))
+                if count
+                else TokenLogprobs(logprob)
+                for logprob, count in pairs
+            ]
+        )
         return {entry: list(islice(tokens, token_counts[entry])) for entry in self.entries}
 
     def split(self, token_counts: Sequence[int]) -> Iterator[tuple[int, "Columns"]]:

@@ -88,8 +88,7 @@ class CompletionLogprobsWriter:
 
     def prime(self, token_ids: Sequence[int], text: str) -> None:
         """Count the tokens that the client has already, and the text that it has of them."""
-        for token in token_ids:
-            self._advance(token)
+        self._move(self._bytes_of(token_ids))
         self._shown_count = len(text)
 
     def write(
@@ -101,6 +100,14 @@ class CompletionLogprobsWriter:
     def skip(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], text: str, *, is_last: bool = False
     ) -> None:
+        decoder, offset, is_within = self._decoder.getstate(), self._offset, self._is_within
+        self._move(self._bytes_of(token_ids))
+        shown_count = self._shown_count + len(text)
+        if not self._waiting and self._offset == shown_count:
+            self._shown_count = shown_count  # As nearly always: no token waits, and none has to be looked at by itself.
+            return
+        self._decoder.setstate(decoder)
+        self._offset, self._is_within = offset, is_within
         self._take(token_ids, logprobs, text, is_last=is_last)
 
     def _take(
@@ -157,6 +164,17 @@ class CompletionLogprobsWriter:
         self._offset += len(first) + len(self._decoder.decode(raw[1:]))
         self._is_within = bool(self._decoder.getstate()[0])
         return offset + is_after
+
+    def _move(self, raw: bytes) -> None:
+        """Move to the end of all these bytes."""
+        if not self._is_within and raw.isascii():
+            self._offset += len(raw)
+            return
+        self._offset += len(self._decoder.decode(raw))
+        self._is_within = bool(self._decoder.getstate()[0])
+
+    def _bytes_of(self, token_ids: Sequence[int]) -> bytes:
+        return b"".join([self._vocabulary.token_bytes[token] for token in token_ids])
 
 
 def token_text(vocabulary: Vocabulary, token: int) -> str:
