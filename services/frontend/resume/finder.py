@@ -103,19 +103,15 @@ class GenerationFinder:
     async def _ask_all(self, generation_id: bytes, *, cancels: bool = False) -> tuple[Sequence[_Found], bool]:
         """What each worker has, and whether all have replied in time."""
         sessions = self._sessions.all_sessions()
-        founds: list[_Found] = []
-
-        async def ask(session: WorkerSession) -> None:
-            located = await session.generations.locate(generation_id, cancels=cancels)
-            if located is not None:
-                founds.append(_Found(session, located))
-
+        asked = [session.generations.locate(generation_id, cancels=cancels) for session in sessions]
         try:
-            async with asyncio.timeout(LOCATE_S_MAX), asyncio.TaskGroup() as group:
-                for session in sessions:
-                    group.create_task(ask(session))
-        except TimeoutError:
-            pass  # What has been found may be enough.
+            if asked:
+                await asyncio.wait(asked, timeout=LOCATE_S_MAX)
+        finally:
+            for one in asked:
+                one.cancel()  # What has been found may be enough.
+        replies = [None if one.cancelled() else one.result() for one in asked]
+        founds = [_Found(one, reply) for one, reply in zip(sessions, replies, strict=True) if reply is not None]
         # In the same order on all frontends, so that of two resumes at once both take the same of two equal copies.
         founds.sort(key=lambda found: found.session.record.instance_id)
         return founds, len(founds) == len(sessions)

@@ -18,21 +18,20 @@ class SessionGenerations:
         self._pending: dict[int, asyncio.Future[worker_pb2.Located | None]] = {}
         self._is_lost = False
 
-    async def locate(self, generation_id: bytes, *, cancels: bool = False) -> worker_pb2.Located | None:
+    def locate(self, generation_id: bytes, *, cancels: bool = False) -> asyncio.Future[worker_pb2.Located | None]:
         """Ask what the worker has of an answer; None if the session is lost, or gets lost meanwhile.
 
-        `cancels`: the worker ends what it has of it.
+        `cancels`: the worker ends what it has of it. Cancel the future once nobody waits for the reply any more.
         """
+        located: asyncio.Future[worker_pb2.Located | None] = asyncio.get_running_loop().create_future()
         if self._is_lost:
-            return None
+            located.set_result(None)
+            return located
         query = next(self._queries)
-        pending: asyncio.Future[worker_pb2.Located | None] = asyncio.get_running_loop().create_future()
-        self._pending[query] = pending
-        try:
-            self._writer.locate(query, generation_id, cancels=cancels)
-            return await pending
-        finally:
-            del self._pending[query]
+        self._pending[query] = located
+        located.add_done_callback(lambda _: self._pending.pop(query))
+        self._writer.locate(query, generation_id, cancels=cancels)
+        return located
 
     def on_located(self, located: worker_pb2.Located) -> None:
         """The worker has replied. Ignored if nobody waits any more."""

@@ -12,7 +12,7 @@ ID = bytes(range(16))
 
 
 def locate(worker: BareWorker, generation_id: bytes = ID) -> asyncio.Future[worker_pb2.Located | None]:
-    return asyncio.ensure_future(worker.session.generations.locate(generation_id))
+    return worker.session.generations.locate(generation_id)
 
 
 def test_replies_reach_those_who_asked_in_any_order() -> None:
@@ -104,7 +104,7 @@ def test_question_on_a_lost_session_has_no_reply_at_once() -> None:
 def test_question_that_cancels_says_so() -> None:
     async def scenario() -> None:
         worker = BareWorker()
-        asking = asyncio.ensure_future(worker.session.generations.locate(ID, cancels=True))
+        asking = worker.session.generations.locate(ID, cancels=True)
         await settle()
 
         (sent,) = (await worker.sent()).locates
