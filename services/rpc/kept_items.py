@@ -16,6 +16,7 @@ class KeptItems:
 
     def __init__(self, kept: Kept, request: Request) -> None:
         bases = bases_of(request)
+        # None once all deltas are new.
         self._resumption = None if kept.cursor is None else Resumption(kept.cursor, bases)
         self._cursor = CursorWriter(len(bases)) if self._resumption is None else self._resumption.known
 
@@ -28,6 +29,9 @@ class KeptItems:
         if self._resumption is None:
             return (delta,)
         new = self._resumption.take(delta)
+        if self._resumption.is_past:
+            self._resumption = None
+            return new
         if delta.usage is None or not self._resumption.has(delta):
             return new
         return (*new, Delta(delta.position, (), choice=delta.choice, usage=delta.usage))

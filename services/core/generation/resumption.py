@@ -48,6 +48,14 @@ class Resumption:
             return self._client.ended[delta.choice]
         return delta.position + len(delta.token_ids) <= self._client.positions[delta.choice]
 
+    @property
+    def is_past(self) -> bool:
+        """Whether the client has nothing of what follows: each further delta is new, and need not be taken.
+
+        Never if the client has the end of a choice: whether that choice goes on must be checked.
+        """
+        return self._is_checked and not self._has_failed and not any(self._client.ended)
+
     def take(self, delta: Delta) -> Sequence[Delta]:
         """Take the next delta of the answer. Returns those to send now, and nothing after a failure.
 

@@ -78,6 +78,26 @@ def test_client_with_a_cursor_at_the_beginning_gets_all() -> None:
     assert taken(Resumption(cursor((0, False)), [0]), token(0, 0)) == [[token(0, 0)]]
 
 
+def test_all_is_new_once_every_choice_has_come_up_to_the_cursor() -> None:
+    resumption = Resumption(cursor((2, False), (1, False)), [0, 0])
+
+    past = []
+    for delta in (token(0, 0), token(0, 1), token(1, 0), token(1, 1)):
+        resumption.take(delta)
+        past.append(resumption.is_past)
+
+    assert past == [False, False, True, True]
+
+
+def test_choice_that_the_client_has_complete_is_watched_until_the_end() -> None:
+    resumption = Resumption(cursor((1, True), (0, False)), [0, 0])
+
+    taken(resumption, token(0, 0), end(0, 1))
+
+    assert not resumption.is_past
+    assert failure_of(resumption, token(0, 1)) is Reason.RESUME_DIVERGED
+
+
 def test_tokens_that_the_client_had_sent_itself_are_not_in_the_checksum() -> None:
     checksum = zlib.crc32(array("I", [9]).tobytes())
     resumption = Resumption(parse_cursor(f"3-{checksum:08x}", "cursor"), [2])

@@ -153,7 +153,7 @@ class KeptEvents(Events):
 class ResumedEvents(KeptEvents):
     """The events that a client does not have yet. `of` returns nothing until the client's cursor has been checked."""
 
-    __slots__ = ("_on_failed", "_resumption")
+    __slots__ = ("_is_past", "_on_failed", "_resumption")
 
     def __init__(
         self,
@@ -169,9 +169,12 @@ class ResumedEvents(KeptEvents):
         super().__init__(answer, vocabulary, len(bases), is_chunked=is_chunked)
         self._resumption = Resumption(cursor, bases)
         self._count_in(self._resumption.known)
+        self._is_past = False
         self._on_failed = on_failed
 
     def of(self, delta: Delta) -> bytes:
+        if self._is_past:
+            return KeptEvents.of(self, delta)
         try:
             new = self._resumption.take(delta)
         except Failure as failure:
@@ -179,6 +182,7 @@ class ResumedEvents(KeptEvents):
             return b""
         if self._resumption.has(delta):
             self._skip(delta)
+        self._is_past = self._resumption.is_past
         return b"".join([self._sent(one, self._formatted(one)) for one in new])
 
 
