@@ -2,7 +2,8 @@
 
 In the kernel's accept queue, a health check would wait behind all clients of a storm; and clients that a full queue
 turns away come back a second later. So the queue is emptied as fast as it fills. Until a connection is set up it costs
-a socket and nothing else. Its first bytes say whether it is a health check, so it is set up only after they have come.
+a socket and nothing else. In a storm, its first bytes say whether it is a health check, so it is set up only after they
+have come. While nobody waits, it is set up at once: its request finds everything prepared.
 
 | descriptors | a new connection |
 | --- | --- |
@@ -150,7 +151,9 @@ class Acceptor:
         return self._server.takes_reserve or not is_reserved(sock.fileno())
 
     def _take(self, sock: socket.socket) -> None:
-        if (first := first_bytes(sock)) is None:
+        if not self._others and len(self._setups) < SETUPS_MAX:
+            self._start_setup(sock)
+        elif (first := first_bytes(sock)) is None:
             self._silent.add(sock)
             loop = asyncio.get_running_loop()
             loop.add_reader(sock, self._on_first_bytes, sock)

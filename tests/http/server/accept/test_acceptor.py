@@ -117,6 +117,18 @@ def test_health_check_whose_first_byte_comes_late_overtakes_the_crowd(turns: int
     run_async(test())
 
 
+def test_connection_is_set_up_before_its_first_bytes_while_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor_module, "FIRST_BYTES_S", 2 * WAIT_S)
+
+    async def test() -> None:
+        async with http_server(RecordingApp(), HttpConfig(), Listen("127.0.0.1:0")) as server:
+            with socket.create_connection(("127.0.0.1", server.port)):
+                while not len(server.context.clients):
+                    await asyncio.sleep(0)
+
+    run_async(test())
+
+
 def test_silent_and_disconnected_clients_do_not_delay_others() -> None:
     async def test() -> None:
         app = RecordingApp()
@@ -283,6 +295,7 @@ def test_accepting_pauses_while_too_many_wait_to_be_set_up(monkeypatch: pytest.M
 def test_close_forgets_silent_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: its timer ended after `close` and looked for it."""
     monkeypatch.setattr(acceptor_module, "FIRST_BYTES_S", 0.02)
+    monkeypatch.setattr(acceptor_module, "SETUPS_MAX", 0)
 
     async def test() -> None:
         wrong: list[object] = []
