@@ -99,7 +99,22 @@ def test_failure_is_that_of_the_seed_alone(monkeypatch: pytest.MonkeyPatch) -> N
     assert [one.problems for one in campaign_of(monkeypatch, run)] == [("alone",)] * 3
 
 
-@pytest.mark.parametrize(("number", "first"), [(3, 182), (8, 9), (9, 16), (10, 2), (17, 5), (20, 3), (24, 3)])
+@pytest.mark.parametrize(
+    ("number", "first"),
+    [
+        (3, 182),
+        (8, 9),
+        (9, 16),
+        (10, 2),
+        (17, 5),
+        (20, 3),
+        (23, 55),
+        (24, 3),
+        (25, 40),
+        (26, 910),
+        (28, 22),
+    ],
+)
 def test_planted_fault_is_found(number: int, first: int) -> None:
     """`first`: a seed that finds it, by `python -m simulation planted`."""
     done = simulate("planted", str(number), f"--first={first}", "--seeds=5")
