@@ -21,6 +21,7 @@ from msgspec import Meta, Struct
 
 from services.access.keyring import Key, Keyring
 from services.core.tenant import TENANT_NAME_CHARACTERS_MAX, WEIGHT_MAX, WEIGHT_MIN, Tenant
+from services.core.validation import COUNT_MAX
 from services.runtime.process import StartupError
 
 FILE_BYTES_MAX = 32 * 1024 * 1024
@@ -32,10 +33,16 @@ class KeysFileError(StartupError):
     """The keys file cannot be used. The message says what is wrong with it."""
 
 
+_Rate = Annotated[float, Meta(gt=0, le=1e12)]
+
+
 class _Tenant(Struct, forbid_unknown_fields=True, kw_only=True):
     weight: Annotated[float, Meta(ge=WEIGHT_MIN, le=WEIGHT_MAX)] = 1.0
     queue_timeout: Annotated[float, Meta(gt=0, le=86_400)] | None = None
     models: list[str] | None = None
+    requests_per_minute: _Rate | None = None
+    tokens_per_minute: _Rate | None = None
+    requests_at_once: Annotated[int, Meta(ge=1, le=COUNT_MAX)] | None = None
 
 
 class _Key(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -106,4 +113,7 @@ def _tenant(name: str, given: _Tenant, path: Path) -> Tenant:
         weight=given.weight,
         queue_timeout_s=given.queue_timeout,
         models=None if given.models is None else frozenset(given.models),
+        requests_per_minute=given.requests_per_minute,
+        tokens_per_minute=given.tokens_per_minute,
+        requests_at_once=given.requests_at_once,
     )

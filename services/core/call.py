@@ -15,7 +15,7 @@ from services.core.choice_group import ChoiceGroup
 from services.core.errors import Failure
 from services.core.generation.kept import Copy, Kept
 from services.core.model_card import ModelCard
-from services.core.tenant import EVERYBODY, Tenant
+from services.core.tenant import EVERYBODY, Allowance, Tenant
 
 DEADLINE_ROUNDING = 0.01
 """gRPC rounds a timeout up on the wire by at most this fraction, so a client's own timer may fire that much earlier."""
@@ -138,15 +138,17 @@ class Told:
 
     `seed`: with it, the same request gets the same answers. None if the engine uses no seeds, or if the prompts of the
     request have different ones. `prompts`: the token ids of each prompt; known in frontends only. `generation_id`: by
-    which the answer can be resumed, in hexadecimal; None: it cannot.
+    which the answer can be resumed, in hexadecimal; None: it cannot. `allowances`: what its tenant has left of its
+    rates, written by `Limit`.
     """
 
-    __slots__ = ("generation_id", "prompts", "seed")
+    __slots__ = ("allowances", "generation_id", "prompts", "seed")
 
     def __init__(self) -> None:
         self.seed: int | None = None
         self.prompts: Sequence[tuple[int, ...]] = ()
         self.generation_id: str | None = None
+        self.allowances: Sequence[Allowance] = ()
 
 
 class Call(Struct, frozen=True, kw_only=True):

@@ -55,6 +55,7 @@ class Reason(StrEnum):
     RESUME_DIVERGED = "RESUME_DIVERGED"
     CURSOR_BEYOND_END = "CURSOR_BEYOND_END"
     UNAUTHENTICATED = "UNAUTHENTICATED"
+    RATE_LIMITED = "RATE_LIMITED"
     INTERNAL = "INTERNAL"
 
 
@@ -206,6 +207,14 @@ TRAITS: dict[Reason, Traits] = {
         kind="authentication_error",
         hint="Send a valid API key as `authorization: Bearer …` (over gRPC as metadata); to admin calls, their token.",
         openai_code="invalid_api_key",
+    ),
+    Reason.RATE_LIMITED: Traits(
+        grpc=StatusCode.RESOURCE_EXHAUSTED,
+        http=429,
+        kind="rate_limit_error",
+        retryable=True,
+        hint="Come again when `Retry-After` says, or ask the operator for a higher limit.",
+        openai_code="rate_limit_exceeded",
     ),
     Reason.INTERNAL: Traits(
         grpc=StatusCode.INTERNAL, http=500, kind="server_error", hint="This is a bug: report the request id."

@@ -6,6 +6,7 @@ Five fields of `Call` carry data that travels neither way. There are no other si
 | --- | --- | --- | --- |
 | `ending` | stream writers, `Gate` | `Accept`, `Observe` | a failure from outside the request's task, and its cause |
 | `told` | `Preprocess`, `Validate` | stream writers | the seed, and the prompts in token ids, before the first token |
+| `told` | `Limit` | the headers of answers | what the client's tenant has left of its rates |
 | `attempt` | `Route` | `Transport`, `Migrate` | the session that the attempt goes on, and that a later attempt avoids |
 | `attempt` | the session | `Migrate` | two events between tokens: the engine has begun, the worker leaves |
 | `kept` | `Keep`, the resumption | `Route`, `Transport` | who has a choice already, and what becomes of its stream |

@@ -14,17 +14,38 @@ class Tenant(Struct, frozen=True, kw_only=True):
 
     `weight`: its share of a worker that others want, too, relative to theirs; in these limits. `queue_timeout_s`: how
     long a request of it waits for a slot at most, if that is less than the worker's own limit. `models`: those that it
-    may use. None: no limit.
+    may use. `requests_per_minute`, `tokens_per_minute`, `requests_at_once`: what it may send to all frontends together,
+    see frontend/limits. None: no limit.
     """
 
     name: str
     weight: float = 1.0
     queue_timeout_s: float | None = None
     models: frozenset[str] | None = None
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    requests_at_once: int | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether frontends count what it sends."""
+        return not (self.requests_per_minute is self.tokens_per_minute is self.requests_at_once is None)
 
     def may_use(self, model: str) -> bool:
         """Whether the tenant may use the model. One that it may not use does not exist for it."""
         return self.models is None or model in self.models
+
+
+class Allowance(Struct, frozen=True):
+    """What a tenant has left of a rate. `name`: of what there is a rate. `limit`: how much comes in a minute.
+
+    `reset_s`: until all of it is there again, if nothing is taken.
+    """
+
+    name: str
+    limit: float
+    remaining: int
+    reset_s: float
 
 
 EVERYBODY = Tenant(name="")

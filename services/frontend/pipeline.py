@@ -17,6 +17,8 @@ from services.frontend.layers.observe import Observe
 from services.frontend.layers.preprocess import Preprocess
 from services.frontend.layers.prompts import Prompts
 from services.frontend.layers.route import Route
+from services.frontend.limits.limit import Limit
+from services.frontend.limits.tenant_limits import TenantLimits
 from services.frontend.metrics.definitions import Metrics
 from services.frontend.model_catalog import ModelCatalog
 from services.frontend.routing.balancer import Balancer
@@ -41,16 +43,22 @@ def frontend_layers(
     metrics: Metrics,
     gate: Gate,
     rng: random.Random,
+    limits: TenantLimits | None = None,
 ) -> list[Callable[[Layer], Layer]]:
-    """The layers above the transport, outermost first. For each pair of neighbours a test fails if they are swapped."""
+    """The layers above the transport, outermost first. For each pair of neighbours a test fails if they are swapped.
+
+    `limits`: those of tenants; None: nobody has any.
+    """
     balancer = Balancer(busy, rng, catalog.registered_count)
     admit = partial(Admit, catalog=catalog, pool=pool, balancer=balancer)
     preprocess = partial(Preprocess, catalog=catalog, rng=rng, parses_contents=config.parses_contents)
     migrate = partial(Migrate, config=config.migrate, metrics=metrics)
+    limit = [] if limits is None else [partial(Limit, limits=limits)]
     return [
         partial(Observe, metrics=metrics, is_known=catalog.is_name),  # Above all: refusals and bugs are outcomes, too.
         Guard,  # Above every layer that can have a bug.
         partial(Accept, gate=gate),  # Above admit: a draining process refuses requests even if workers have room.
+        *limit,  # Above admit: a request that finds no room is given back to its tenant.
         admit,  # Above the deadline: a refusal for lack of capacity must not cost even a timer.
         Deadline,  # Above every wait, including the wait for the tokeniser.
         preprocess,  # Above keep: what is kept has token ids and a seed.

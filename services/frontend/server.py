@@ -30,7 +30,8 @@ from services.frontend.api.admin.grpc_service import AdminService, admin_guard
 from services.frontend.api.build import build_admin_app, build_app
 from services.frontend.control import Canceller, FrontendControl, LocalControl
 from services.frontend.layers.transport import Transport
-from services.frontend.metrics.collectors import BusyMetrics, MigrationLimitMetrics, WorkerLoadMetrics
+from services.frontend.limits.tenant_limits import TenantLimits
+from services.frontend.metrics.collectors import BusyMetrics, MigrationLimitMetrics, TenantMetrics, WorkerLoadMetrics
 from services.frontend.metrics.definitions import PREFIX, build_metrics
 from services.frontend.metrics.outcomes import observe_refused
 from services.frontend.model_catalog import ModelCatalog
@@ -150,6 +151,11 @@ class Frontend:
         self._tls = None if config.tls is None else watched_pair(config.tls, time.time)
         if self._tls is not None:
             self._metrics.registry.register(TlsMetrics(config.metrics_prefix, self._tls))
+        self._limits = None if self._keys is None else TenantLimits(self._pool.frontend_count, random.Random())
+        if self._limits is not None:
+            self._metrics.registry.register(
+                TenantMetrics(self._limits, self._pool.count_frontends, config.metrics_prefix)
+            )
         self._admin = Admin(config.admin, self._catalog, self._busy, self._control)
         admin = self._admin if config.admin.is_with_clients else None
         pipeline = self._pipeline()
@@ -182,6 +188,7 @@ class Frontend:
             metrics=self._metrics,
             gate=self._gate,
             rng=random.Random(),
+            limits=self._limits,
         )
         return stack(*layers, innermost=Transport())
 

@@ -24,6 +24,9 @@ EXPOSED = (
     REQUEST_ID,
     SEED_USED,
     GENERATION_ID,
+    *(f"x-ratelimit-{what}-{name}" for name in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
+    "RateLimit-Policy",
+    "RateLimit",
     *_EXPOSED_BY_GRPC,
 )
 """Response headers that pages may read, besides those that they may always read."""

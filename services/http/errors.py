@@ -104,7 +104,12 @@ def json_response(body: bytes, *, status: int = 200) -> Response:
 
 
 def retry_after_s_of(failure: Failure) -> float:
-    """When to retry: the failure's own time, at most RETRY_AFTER_S_MAX; RETRY_AFTER_S_MIN if it has none."""
+    """When to retry: the failure's own time, at most RETRY_AFTER_S_MAX; RETRY_AFTER_S_MIN if it has none.
+
+    A rate comes back when it does, and not before.
+    """
+    if failure.reason is Reason.RATE_LIMITED and failure.retry_after_s is not None:
+        return failure.retry_after_s
     return min(failure.retry_after_s or RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX)
 
 

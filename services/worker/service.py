@@ -34,6 +34,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self.generations = GenerationStore(pipeline, config.detach)
         self._config = config
         self._sessions: dict[FrontendSession, None] = {}  # In the order in which they began.
+        self._frontend_count = 0
         self._has_no_session = asyncio.Event()
         self._has_no_session.set()
         self._grace_s: float | None = None
@@ -53,6 +54,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     async def attach(self, connection: FrameConnection[worker_pb2.FrontendMessage]) -> None:
         """Serve a session on the connection until its end."""
+        self._frontend_count += 1  # Its first message counts the frontend itself.
         session = FrontendSession(
             self._pipeline,
             self._welcome(),
@@ -69,6 +71,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         try:
             await session.serve(connection)
         finally:
+            self._frontend_count -= 1
             self._sessions.pop(session, None)
             if not self._sessions:
                 self._has_no_session.set()
@@ -105,6 +108,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 for rank in load.ranks
             ],
             generations=self.generations.running_count,
+            frontends=self._frontend_count,
             service_time=None if service_time_s is None else seconds_to_wire(service_time_s),
         )
 

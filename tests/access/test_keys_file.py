@@ -17,6 +17,9 @@ WHOLE = f"""
 weight = 3
 queue_timeout = 10.5
 models = ["smollm2"]
+requests_per_minute = 0.5
+tokens_per_minute = 100_000
+requests_at_once = 20
 
 [tenants.other]
 
@@ -38,6 +41,9 @@ def test_file_has_tenants_with_their_limits_and_keys() -> None:
         weight=3.0,
         queue_timeout_s=10.5,
         models=frozenset({"smollm2"}),
+        requests_per_minute=0.5,
+        tokens_per_minute=100_000,
+        requests_at_once=20,
     )
 
 
@@ -61,6 +67,9 @@ WRONG = {
     "an endless weight": (WHOLE.replace("weight = 3", "weight = inf"), r"<= 1000000.0 .*weight"),
     "a weight that is no number": (WHOLE.replace("weight = 3", "weight = nan"), "weight"),
     "a wait of zero": (WHOLE.replace("= 10.5", "= 0"), r"> 0.0 .*queue_timeout"),
+    "a rate of zero": (WHOLE.replace("= 0.5", "= 0"), r"> 0.0 .*requests_per_minute"),
+    "an endless rate": (WHOLE.replace("= 100_000", "= inf"), r"<= 1000000000000.0 .*tokens_per_minute"),
+    "no request at a time": (WHOLE.replace("= 20\n", "= 0\n"), r">= 1 .*requests_at_once"),
     "a key without a tenant's table": (WHOLE.replace('tenant = "acme"', 'tenant = "x"'), "'x', which has no table"),
     "a key twice": (WHOLE + WHOLE[WHOLE.index("[[keys]]") :], f"the key {KEY.id} is defined twice"),
     "a hash that is none": (WHOLE.replace(KEY.sha256, "00"), "sha256"),

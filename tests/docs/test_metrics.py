@@ -1,11 +1,14 @@
 """docs/metrics.md has a row for each metric that a frontend or a worker exposes, and for no other."""
 
+import os
 import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.access.keys_watch import AccessConfig
 from services.frontend.processes.metrics_merge import MergedMetrics, parsed
 from services.frontend.processes.process_group import ProcessGroup
 from services.frontend.server import Frontend, FrontendConfig
@@ -37,7 +40,8 @@ def exposed(registry: CollectorRegistry) -> list[Row]:
 
 
 async def of_frontend() -> CollectorRegistry:
-    return Frontend(FrontendConfig(tls=shared_certificates().pair()))._metrics.registry
+    access = AccessConfig(keys_file=Path(os.devnull))
+    return Frontend(FrontendConfig(tls=shared_certificates().pair(), access=access))._metrics.registry
 
 
 async def of_processes() -> CollectorRegistry:

@@ -16,12 +16,15 @@ from services.core.gate import Gate
 from services.core.generation.presentation import decode_presentation
 from services.core.interface import Layer, Usage
 from services.core.request import Request, Sampling, Stop
+from services.core.tenant import Tenant
 from services.discovery.client import InstanceRecord
+from services.frontend.limits.tenant_limits import TenantLimits
 from services.frontend.metrics.definitions import build_metrics
 from services.frontend.model_catalog import Model, ModelCatalog
 from services.frontend.pipeline import PipelineConfig, frontend_layers
 from services.frontend.routing.candidate import Candidate
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
+from services.frontend.routing.worker_set import WorkerSet
 from services.models.prompt_encoder import PromptEncoder
 from services.models.tokenizers.byte_level import ByteTokenizer
 from tests.support.doubles import (
@@ -54,6 +57,7 @@ class Plane:
             "busy": BusyThresholds(AdmissionConfig()),
             "gate": Gate(),
             "rng": random.Random(0),
+            "limits": TenantLimits(lambda: 1, random.Random(0)),
         }
         layers = frontend_layers(PipelineConfig(), **(given | parts))
         if swapped is not None:
@@ -92,12 +96,25 @@ async def bug_in_the_gate_is_an_internal_error(swapped: int | None) -> None:
     assert (await failure_of(plane, make_request())).reason is Reason.INTERNAL
 
 
-async def draining_process_answers_draining_even_without_capacity(swapped: int | None) -> None:
-    gate = Gate()
-    gate.is_draining = True
-    plane = Plane(Script(), swapped, gate=gate, pool=FakePool())
+ONCE = Tenant(name="acme", requests_per_minute=1)
 
-    assert (await failure_of(plane, make_request())).reason is Reason.DRAINING
+
+async def draining_process_answers_draining_even_to_a_tenant_that_has_nothing_left(swapped: int | None) -> None:
+    gate = Gate()
+    plane = Plane(Script([97]), swapped, gate=gate)
+    await call_layer(plane.call, make_request(), tenant=ONCE)
+    gate.is_draining = True
+
+    assert (await failure_of(plane, make_request(), tenant=ONCE)).reason is Reason.DRAINING
+
+
+async def tenant_that_has_nothing_left_is_told_so_even_without_capacity(swapped: int | None) -> None:
+    workers = FakePool(make_candidate("a"))
+    plane = Plane(Script([97]), swapped, pool=workers)
+    await call_layer(plane.call, make_request(), tenant=ONCE)
+    workers._worker_set = WorkerSet(CARD)
+
+    assert (await failure_of(plane, make_request(), tenant=ONCE)).reason is Reason.RATE_LIMITED
 
 
 async def refusal_for_lack_of_capacity_sets_no_timer(swapped: int | None) -> None:
@@ -190,7 +207,8 @@ async def each_attempt_may_choose_another_worker(swapped: int | None) -> None:
 PAIRS = [
     ("Observe", "Guard", bug_is_counted_as_the_internal_error_that_the_client_sees),
     ("Guard", "Accept", bug_in_the_gate_is_an_internal_error),
-    ("Accept", "Admit", draining_process_answers_draining_even_without_capacity),
+    ("Accept", "Limit", draining_process_answers_draining_even_to_a_tenant_that_has_nothing_left),
+    ("Limit", "Admit", tenant_that_has_nothing_left_is_told_so_even_without_capacity),
     ("Admit", "Deadline", refusal_for_lack_of_capacity_sets_no_timer),
     ("Deadline", "Preprocess", deadline_covers_the_time_in_the_tokeniser),
     ("Preprocess", "Keep", what_is_kept_is_the_request_as_it_was_prepared),
@@ -215,6 +233,19 @@ async def refused_with_timers(plane: Plane) -> tuple[Failure, int]:
     timers, call_at = [], loop.call_at
     loop.call_at = lambda when, *args, **kwargs: timers.append(when) or call_at(when, *args, **kwargs)  # type: ignore[func-returns-value, method-assign]
     return await failure_of(plane, make_request(), deadline=loop.time() + 60), len(timers)
+
+
+def test_without_keys_nothing_is_counted_for_tenants() -> None:
+    assert "Limit" not in Plane(Script(), None, limits=None).names
+
+
+async def refused_twice() -> list[Reason]:
+    plane = Plane(Script(), None, pool=FakePool())
+    return [(await failure_of(plane, make_request(), tenant=ONCE)).reason for _ in range(2)]
+
+
+def test_request_that_finds_no_worker_is_given_back_to_its_tenant() -> None:
+    assert run_async(refused_twice()) == [Reason.NO_WORKERS] * 2
 
 
 def test_every_pair_of_neighbours_has_a_scenario() -> None:

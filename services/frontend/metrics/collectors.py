@@ -1,10 +1,11 @@
 """Collectors of values that exist elsewhere and are read on each scrape: busy thresholds, and what workers say."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.frontend.limits.tenant_limits import TenantLimits
 from services.frontend.migration.policy import lowest
 from services.frontend.model_catalog import ModelCatalog
 from services.frontend.routing.thresholds import THRESHOLDS, BusyThresholds
@@ -51,6 +52,24 @@ class MigrationLimitMetrics(Collector):
         for model in sorted(limits):
             family.add_metric([model], limits[model])
         yield family
+
+
+class TenantMetrics(Collector):
+    """The requests that were refused because their tenant had used up a limit."""
+
+    def __init__(self, limits: TenantLimits, frontend_count: Callable[[], int], prefix: str) -> None:
+        self._limits = limits
+        self._frontend_count = frontend_count
+        self._prefix = prefix
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Requests refused because their tenant had used up a limit, by limit."
+        family = CounterMetricFamily(f"{self._prefix}_tenant_refusals", text, labels=["tenant", "cause"])
+        for (tenant, cause), count in sorted(self._limits.refusals.items()):
+            family.add_metric([tenant, cause], count)
+        yield family
+        text = "Frontend processes that share the limits of tenants, as workers count them."
+        yield GaugeMetricFamily(f"{self._prefix}_limit_shares", text, self._frontend_count())
 
 
 class WorkerLoadMetrics(Collector):

@@ -42,6 +42,7 @@ GAUGES = {
     "disconnected_clients": Aggregation.SUM_OF_ALL,
     "model_migration_limit": Aggregation.MAX_OF_RUNNING,
     "model_busy_threshold": Aggregation.MAX_OF_RUNNING,
+    "limit_shares": Aggregation.MAX_OF_RUNNING,
     "worker_active_decode_blocks": Aggregation.MAX_OF_RUNNING,
     "worker_total_decode_blocks": Aggregation.MAX_OF_RUNNING,
     "worker_active_prefill_tokens": Aggregation.MAX_OF_RUNNING,

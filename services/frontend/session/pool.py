@@ -29,6 +29,8 @@ from services.runtime.tasks import root_cause
 
 log = structlog.get_logger()
 
+FRONTEND_COUNT_S = 0.1
+"""How long the number of frontends that workers tell is believed: to ask a thousand workers takes a while."""
 CHECK_REACH = "the worker's --advertise and --session-listen, and firewalls between"
 
 
@@ -109,6 +111,8 @@ class Pool:
         self._changed = asyncio.Event()
         self.cancels = CancelCounts()
         self._leftovers = Leftovers()
+        self._frontend_count = 1
+        self._count_again_at = 0.0
         self._throttle = ReadThrottle()
         self._cork = cork
 
@@ -138,6 +142,18 @@ class Pool:
     def all_sessions(self) -> list[WorkerSession]:
         """The sessions with workers of all models, in any state."""
         return list(self._sessions.values())
+
+    def frontend_count(self) -> int:
+        """What `count_frontends` returned a moment ago."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._count_again_at:
+            self._count_again_at = now + FRONTEND_COUNT_S
+            self._frontend_count = self.count_frontends()
+        return self._frontend_count
+
+    def count_frontends(self) -> int:
+        """How many frontend processes are alive, as workers tell: this one, and those that have sessions with them."""
+        return max([1, *(one.candidate.load.last.frontends for one in self._sessions.values())])
 
     def served_cards(self) -> Sequence[ModelCard]:
         """The cards of the models that have a worker which is not leaving, sorted by name."""

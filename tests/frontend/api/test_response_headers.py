@@ -6,8 +6,9 @@ import pytest
 
 from services.core.call import Told
 from services.core.errors import Reason
+from services.core.tenant import Allowance
 from services.core.validation import SEED_MAX
-from services.frontend.api.response_headers import HEADERS, told_headers
+from services.frontend.api.response_headers import HEADERS, allowance_headers, told_headers
 from tests.http.support import Script, run, serving
 
 COMPLETION = {"model": "org/tiny", "prompt": "hi"}
@@ -32,8 +33,24 @@ def test_no_header_is_sent_for_an_engine_without_seeds() -> None:
 def test_every_header_is_described() -> None:
     everything = told(1)
     everything.generation_id = "0" * 32
+    everything.allowances = [Allowance(name, 60, 59, 1.0) for name in ("requests", "tokens")]
 
     assert told_headers(everything).keys() == HEADERS.keys()
+
+
+def test_headers_tell_what_a_tenant_has_left() -> None:
+    headers = allowance_headers([Allowance("requests", 600, 599, 0.1), Allowance("tokens", 1e6, 0, 60.0)])
+
+    assert headers == {
+        "x-ratelimit-limit-requests": "600",
+        "x-ratelimit-remaining-requests": "599",
+        "x-ratelimit-reset-requests": "0.100s",
+        "x-ratelimit-limit-tokens": "1000000",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "60.000s",
+        "RateLimit-Policy": '"requests";q=600;w=60, "tokens";q=1000000;w=60',
+        "RateLimit": '"requests";r=599;t=1, "tokens";r=0;t=60',
+    }
 
 
 @pytest.mark.parametrize("seed", [None, 9])

@@ -1,11 +1,14 @@
 """Merged metrics equal those of one process that did all the work, also after a process has exited."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
+from services.access.keys_watch import AccessConfig
 from services.frontend.processes.metrics_merge import (
     GAUGES,
     Aggregation,
@@ -120,11 +123,14 @@ def test_merge_keeps_special_characters_in_labels() -> None:
     assert value(merged([strange, strange], PREFIX), "p_requests_total", model='a"b\\c\nd é') == 2
 
 
+WITH_KEYS = AccessConfig(keys_file=Path(os.devnull))
+
+
 def test_every_gauge_of_the_frontend_has_an_aggregation() -> None:
     """For each new gauge somebody must decide whether it may be summed."""
 
     async def scenario() -> set[str]:
-        registry = Frontend(FrontendConfig())._metrics.registry
+        registry = Frontend(FrontendConfig(access=WITH_KEYS))._metrics.registry
         exposed = [family for collector in registry._collector_to_names for family in collector.collect()]
         return {family.name.removeprefix("dynamo_frontend_") for family in exposed if family.type == "gauge"}
 

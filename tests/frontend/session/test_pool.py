@@ -558,3 +558,33 @@ def test_the_pool_has_all_workers_once_requests_can_be_sent_to_each_that_discove
             assert len(pool.all_sessions()) == 2
 
     run_async(scenario())
+
+
+async def wait_count(pool: Pool, expected: int) -> None:
+    while pool.frontend_count() != expected or not pool.all_sessions():
+        await asyncio.sleep(0.01)
+
+
+def test_frontends_count_each_other_by_their_sessions() -> None:
+    """Limits of tenants are shared by it."""
+
+    async def scenario() -> None:
+        async with (
+            asyncio.timeout(WAIT_S),
+            Machine("a").running() as machine,
+            pool_of(view_of(machine)) as first,
+        ):
+            await wait_count(first, 1)
+            async with pool_of(view_of(machine)) as second:
+                await wait_count(second, 2)
+                await wait_count(first, 2)
+            await wait_count(first, 1)
+
+    run_async(scenario())
+
+
+def test_frontend_without_workers_is_the_only_one_that_it_knows() -> None:
+    async def scenario() -> int:
+        return Pool(ModelCatalog(), QUICK).frontend_count()
+
+    assert run_async(scenario()) == 1

@@ -18,9 +18,9 @@ from services.access.key import NewKey, make_key
 from services.access.keys_edit import add_key, revoke_key
 from services.core.errors import Reason
 from services.stubs import inference_pb2, inference_pb2_grpc
+from tests.integration.access.support import Keyed, bearer
 from tests.integration.conftest import Start
 from tests.integration.harness.metrics import read_metrics
-from tests.integration.harness.plane.plane import Plane
 from tests.integration.harness.waiting import until
 from tests.support.clock import WAIT_S
 from tests.support.doubles import run_async
@@ -57,27 +57,9 @@ ARGUMENTS = {"{model}": "mocker", "{generation_id}": "0" * 32, "{request_id}": "
 HTTP_WIRES = pytest.mark.parametrize("is_http2", [False, True], ids=["HTTP/1.1", "HTTP/2"])
 
 
-class Keyed:
-    """A plane whose frontend has two tenants, a key of each, and an admin token."""
-
-    def __init__(self, start_plane: Start, folder: Path, *worker: str) -> None:
-        """`worker`: its options."""
-        self.file = folder / "keys.toml"
-        self.acme, self.other = add_key(self.file, "acme"), add_key(self.file, "other")
-        self.plane: Plane = start_plane(frontend=(f"--keys-file={self.file}", "--admin-token=token-of-the-operator"))
-        run_async(self.plane.worker(*worker))
-
-    def http(self, *, is_http2: bool = False) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.plane.frontend.http, http1=not is_http2, http2=is_http2, timeout=WAIT_S)
-
-
 @pytest.fixture(scope="module")
 def keyed(start_plane: Start, tmp_path_factory: pytest.TempPathFactory) -> Keyed:
     return Keyed(start_plane, tmp_path_factory.mktemp("keys"))
-
-
-def bearer(key: NewKey) -> dict[str, str]:
-    return {"authorization": f"Bearer {key.text}"}
 
 
 def test_each_route_has_a_row(keyed: Keyed) -> None:

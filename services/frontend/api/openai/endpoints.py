@@ -37,7 +37,7 @@ from services.frontend.api.request_headers import (
     wants_events,
     wants_partial,
 )
-from services.frontend.api.response_headers import told_headers
+from services.frontend.api.response_headers import allowance_headers, told_headers
 from services.frontend.control import Canceller
 from services.frontend.model_catalog import NO_VIEW
 from services.frontend.resume.finder import GenerationFinder
@@ -142,7 +142,11 @@ class OpenAiEndpoints:
             await stream.serve(self._pipeline, request, call, body.name_fields)
             return None
         call = replace(call, is_streamed=False)
-        return await self._respond(body.name_fields, request, call, answer, returns_partial=returns_partial)
+        try:
+            return await self._respond(body.name_fields, request, call, answer, returns_partial=returns_partial)
+        finally:
+            if call.told.allowances:  # Errors have them, too.
+                http_request.shared = {**http_request.shared, **allowance_headers(call.told.allowances)}
 
     async def resume(self, http_request: HttpRequest, exchange: Exchange) -> Response | None:
         """Go on with an answer that its client has lost. Raises Failure."""

@@ -5,6 +5,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from services.access.key import FORM as KEY
 from tests.integration.harness.plane.engines import Engine, Mocker
 from tests.integration.harness.plane.fork_server import ForkServer
 from tests.integration.harness.plane.processes import NO_VARIABLES, Frontend, Process
@@ -111,3 +112,5 @@ class Plane:
         for process in self._processes:
             process.kill()
         wait_until(lambda: all(process.status() is not None for process in self._processes))
+        told = [one.name for one in self._processes if one.log_file.is_file() and KEY.search(one.log_file.read_text())]
+        assert told == [], "an API key is in the log"

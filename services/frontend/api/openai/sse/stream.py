@@ -41,7 +41,7 @@ from services.frontend.api.openai.sse.backlog import Backlog
 from services.frontend.api.openai.sse.events import Events, events_of
 from services.frontend.api.openai.sse.keepalive import Keepalive
 from services.frontend.api.openai.sse.kept_events import events_for
-from services.frontend.api.response_headers import told_headers
+from services.frontend.api.response_headers import allowance_headers, told_headers
 from services.http.errors import envelope, error_response
 from services.http.request_id import REQUEST_ID
 from services.http.server.config import HttpConfig
@@ -274,6 +274,7 @@ class SseStream:
             event = self._events.failed(error, is_final=not failure.traits.retryable)
             return self._at_end + self._rest() + self._last(event)
         response = error_response(failure, self._answer.request_id, overload_status=self._config.overload_status)
+        response.headers |= allowance_headers(self._told.allowances)
         return self._exchange.encode(response, self._http_request)
 
     def _rest(self) -> bytes:

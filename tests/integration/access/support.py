@@ -1,0 +1,33 @@
+"""Planes whose clients need keys."""
+
+from pathlib import Path
+
+import httpx
+
+from services.access.key import NewKey
+from services.access.keys_edit import add_key
+from tests.integration.conftest import Start
+from tests.integration.harness.plane.plane import Plane
+from tests.support.clock import WAIT_S
+from tests.support.doubles import run_async
+
+TOKEN = "token-of-the-operator"
+
+
+class Keyed:
+    """A plane whose frontend has two tenants, a key of each, and an admin token."""
+
+    def __init__(self, start_plane: Start, folder: Path, *worker: str, tenants: str = "") -> None:
+        """`worker`: its options. `tenants`: their tables in the keys file."""
+        self.file = folder / "keys.toml"
+        self.file.write_text(tenants)
+        self.acme, self.other = add_key(self.file, "acme"), add_key(self.file, "other")
+        self.plane: Plane = start_plane(frontend=(f"--keys-file={self.file}", f"--admin-token={TOKEN}"))
+        run_async(self.plane.worker(*worker))
+
+    def http(self, *, is_http2: bool = False) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.plane.frontend.http, http1=not is_http2, http2=is_http2, timeout=WAIT_S)
+
+
+def bearer(key: NewKey) -> dict[str, str]:
+    return {"authorization": f"Bearer {key.text}"}
