@@ -16,9 +16,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessConfig:
-    """`keys_file`: the tenants and their keys; None: clients need no keys."""
+    """`keys_file`: the tenants and their keys; None: clients need no keys. `allows_anonymous`: from anywhere."""
 
     keys_file: Path | None = None
+    allows_anonymous: bool = False
 
 
 LOOK_S = 0.25

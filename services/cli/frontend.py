@@ -25,9 +25,11 @@ from services.cli.options import (
     registry_option,
 )
 from services.cli.processes import supervise
+from services.runtime.address import is_local, split_address
 from services.runtime.process import run_process
 
 if TYPE_CHECKING:
+    from services.access.keys_watch import AccessConfig
     from services.frontend.routing.thresholds import AdmissionConfig
     from services.frontend.server import FrontendConfig
     from services.http.server.config import HttpConfig
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 KEYS_FILE = "DYN_KEYS_FILE"
+ALLOW_ANONYMOUS = "DYN_ALLOW_ANONYMOUS"
 
 
 def _check_keys_file(_: click.Context, __: click.Parameter, given: Path | None) -> Path | None:
@@ -173,6 +176,13 @@ def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
 )
 @edge_tls_options
 @env_option(
+    "--allow-anonymous",
+    ALLOW_ANONYMOUS,
+    is_flag=True,
+    help="Let clients on other machines in without a key. Without it and --keys-file, a frontend listens on loopback"
+    " only, and takes requests to names of loopback only.",
+)
+@env_option(
     "--cors-allow-origin",
     "DYN_HTTP_CORS_ALLOW_ORIGIN",
     type=Origins(),
@@ -283,11 +293,11 @@ def check_options(given: dict[str, Any]) -> None:
     admin_config(given)
     _admission(given)
     edge_pair(given)
+    _access(given)
 
 
 def frontend_config(given: dict[str, Any]) -> "FrontendConfig":
     """The configuration of one frontend process. Raises UsageError."""
-    from services.access.keys_watch import AccessConfig
     from services.frontend.layers.migrate import MigrateConfig
     from services.frontend.pipeline import PipelineConfig
     from services.frontend.server import FrontendConfig
@@ -314,7 +324,7 @@ def frontend_config(given: dict[str, Any]) -> "FrontendConfig":
         http=_http(given),
         admission=_admission(given),
         admin=admin_config(given),
-        access=AccessConfig(keys_file=given["keys_file"]),
+        access=_access(given),
         tls=edge_pair(given),
     )
 
@@ -338,6 +348,21 @@ def _http(given: dict[str, Any]) -> "HttpConfig":
             stall_s_max=given["client_stall_timeout"],
         ),
     )
+
+
+def _access(given: dict[str, Any]) -> "AccessConfig":
+    """Raises UsageError if everybody could come in, and nobody has said that they may."""
+    from services.access.keys_watch import AccessConfig
+
+    if given["keys_file"] is None and not given["allow_anonymous"]:
+        for option in ("http_listen", "grpc_listen"):
+            if not is_local(split_address(given[option])[0]):
+                name = "--" + option.replace("_", "-")
+                raise click.UsageError(
+                    f"{name} {given[option]} can be reached from other machines, and clients need no keys: set keys"
+                    " (--keys-file, see `unbroken keys`), or allow it (--allow-anonymous)"
+                )
+    return AccessConfig(keys_file=given["keys_file"], allows_anonymous=given["allow_anonymous"])
 
 
 def _admission(given: dict[str, Any]) -> "AdmissionConfig":

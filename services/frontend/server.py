@@ -46,6 +46,7 @@ from services.http.app import HttpApp
 from services.http.connection_metrics import ConnectionMetrics, TlsMetrics
 from services.http.grpc.routes import GrpcRoutes, key_guard
 from services.http.grpc.web.routes import WebRoutes
+from services.http.host_rule import HostRule
 from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
 from services.http.server.cork import Cork
@@ -53,6 +54,8 @@ from services.http.server.listener import Listen, http_server
 from services.models.tokenizers import Vocabulary
 from services.rpc.common_services import REFLECTION_SERVICES, CommonServices
 from services.rpc.inference_service import InferenceService
+from services.runtime.address import is_local as is_local_host
+from services.runtime.address import split_address
 from services.runtime.process import write_atomically
 from services.runtime.tasks import root_cause
 from services.stubs import admin_pb2_grpc, inference_pb2_grpc
@@ -163,7 +166,16 @@ class Frontend:
         tenant_of = None if self._keys is None else self._keys.tenant_of
         finder = GenerationFinder(self._pool, random.Random())
         self._app = build_app(
-            pipeline, self._served, self._control, config.http, on_refused, finder, admin, self._metrics, tenant_of
+            pipeline,
+            self._served,
+            self._control,
+            config.http,
+            on_refused,
+            finder,
+            admin,
+            self._metrics,
+            tenant_of,
+            _host_rule(config),
         )
         self._clients: list[Clients] = []
         self._metrics.registry.register(ConnectionMetrics(config.metrics_prefix, self._clients))
@@ -291,6 +303,13 @@ class Frontend:
             log.warning("drain timeout: ending the remaining streams", count=self._gate.count)
             self._gate.fail_all(Failure(Reason.DRAINING, "the server stopped before the answer was complete"))
             await self._gate.wait_quiet(LEAVE_S)
+
+
+def _host_rule(config: FrontendConfig) -> HostRule:
+    """Which names requests may have in `Host` and `Origin`."""
+    access, listens = config.access, (config.http_listen, config.grpc_listen)
+    is_local = not access.allows_anonymous and all(is_local_host(split_address(one)[0]) for one in listens)
+    return HostRule(is_open=access.keys_file is None, is_local=is_local)
 
 
 def _add_admin(rpcs: GrpcRoutes, admin: Admin) -> None:

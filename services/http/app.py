@@ -9,6 +9,7 @@ from services.core.errors import Failure, Reason
 from services.core.tenant import TenantOf
 from services.http.cors import ALLOW, Cors, is_preflight, preflight
 from services.http.errors import closing, error_response, no_room, no_route_response
+from services.http.host_rule import HostRule
 from services.http.request_id import request_id_of
 from services.http.router import Handler, NoRoute, Router
 from services.http.server.config import HttpConfig
@@ -40,11 +41,13 @@ class HttpApp:
         shortage: Shortage | None = None,
         tenant_of: TenantOf | None = None,
         on_stranger: Callable[[HttpRequest, Failure], None] = lambda *_: None,
+        host_rule: HostRule = HostRule(),  # noqa: B008
     ) -> None:
         """`body_bytes_max`: the largest request body. `is_draining`: whether connections close after their answer.
 
         `shortage`: counts what cannot be accepted. `tenant_of`: finds whose key a request carries; None: clients need
-        no keys. `on_stranger`: called with requests that are refused because they carry no valid key.
+        no keys. `on_stranger`: called with requests that are refused because they carry no valid key. `host_rule`:
+        which names requests may have in `Host` and `Origin`.
         """
         self.config = config
         self.body_bytes_max = body_bytes_max
@@ -53,6 +56,7 @@ class HttpApp:
         self._shortage = shortage
         self._tenant_of = tenant_of
         self._on_stranger = on_stranger
+        self._host_rule = host_rule
         self._rng = random.Random()
         self._cors = Cors(config.cors_origins)
 
@@ -61,8 +65,10 @@ class HttpApp:
         request.path = self.routes.meant(request.path)
         if not self.routes.is_private(request.path):
             request.shared = self._cors.headers_of(request)
+        is_allowed = ALLOW in request.shared
         try:
-            if not (is_preflight(request) and ALLOW in request.shared):  # Browsers send it without a key.
+            self._host_rule.check(request, is_allowed=is_allowed)
+            if not (is_preflight(request) and is_allowed):  # Browsers send it without a key.
                 self._check(request)
         except Failure as refusal:
             refusal.clear_tracebacks()

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 
 PORT_MAX = 65_535
+LOCALHOST = "localhost"
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 
 _SCHEME_HINT = ": write it without a scheme, such as tcp://"
@@ -22,6 +23,17 @@ def is_wildcard(host: str) -> bool:
     """Whether `host` means all addresses of a machine, as `0.0.0.0` does. Other machines cannot connect to it."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False
+
+
+def is_local(host: str) -> bool:
+    """Whether `host`, a name or an address, can only mean the machine itself: only its own programs reach it there."""
+    name = host.lower().rstrip(".")
+    if name == LOCALHOST or name.endswith(f".{LOCALHOST}"):
+        return True
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
     except ValueError:
         return False
 

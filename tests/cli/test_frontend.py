@@ -83,3 +83,19 @@ def test_contents_are_parsed_for_control_tokens_on_request_only(given: list[str]
     options = [f"--content-control-tokens={one}" for one in given]
 
     assert frontend_config(parsed(*options)).pipeline.parses_contents == is_parsed
+
+
+@pytest.mark.parametrize("listen", ["--http-listen=0.0.0.0:0", "--grpc-listen=[::]:0", "--http-listen=frontend-1:8000"])
+def test_frontend_that_others_can_reach_needs_keys_or_a_word(listen: str) -> None:
+    with pytest.raises(click.UsageError, match="can be reached from other machines, and clients need no keys"):
+        frontend_config(parsed(listen))
+
+    assert frontend_config(parsed(listen, "--allow-anonymous")).access.allows_anonymous
+    assert frontend_config(parsed(listen, "--keys-file=keys.toml")).access.keys_file is not None
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0", "localhost:0", "127.8.8.8:1"])
+def test_frontend_on_loopback_needs_neither(listen: str) -> None:
+    config = frontend_config(parsed(f"--http-listen={listen}", f"--grpc-listen={listen}"))
+
+    assert not config.access.allows_anonymous

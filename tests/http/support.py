@@ -28,6 +28,7 @@ from services.frontend.api.build import build_admin_app, build_app
 from services.frontend.resume.finder import GenerationFinder
 from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.http.h1.exchange import unsent_bytes
+from services.http.host_rule import HostRule
 from services.http.server.clients import Clients
 from services.http.server.config import HttpConfig
 from services.http.server.context import ConnectionContext, Rpcs
@@ -271,6 +272,7 @@ async def serving(
     tenant_of: TenantOf | None = None,
     tls: Tls | None = None,
     trusts: ssl.SSLContext | None = None,
+    host_rule: HostRule = HostRule(),  # noqa: B008
 ) -> AsyncIterator[Server]:
     """`finder`: None: no worker has an answer. `is_apart`: serve only admin calls. `rpcs`: served on the same port.
 
@@ -285,7 +287,9 @@ async def serving(
         assert admin is not None
         app = build_admin_app(admin, frontend, control, config)
     else:
-        app = build_app(outcomes, frontend, control, config, on_refused, finder or finder_of(), admin, None, tenant_of)
+        app = build_app(
+            outcomes, frontend, control, config, on_refused, finder or finder_of(), admin, None, tenant_of, host_rule
+        )
     async with http_server(app, config, Listen("127.0.0.1:0"), rpcs=rpcs, tls=tls) as listening:
         connector = aiohttp.TCPConnector(limit=connections_max, ssl=True if trusts is None else trusts)
         scheme = "http" if tls is None else "https"

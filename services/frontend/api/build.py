@@ -15,6 +15,7 @@ from services.frontend.api.openapi.document import OpenApiRoute
 from services.frontend.control import Canceller, FrontendControl
 from services.frontend.resume.finder import GenerationFinder
 from services.http.app import HttpApp, Shortage
+from services.http.host_rule import HostRule
 from services.http.server.config import HttpConfig
 from services.http.server.messages import HttpRequest
 
@@ -33,16 +34,20 @@ def build_app(
     admin: Admin | None = None,
     shortage: Shortage | None = None,
     tenant_of: TenantOf | None = None,
+    host_rule: HostRule = HostRule(),  # noqa: B008
 ) -> HttpApp:
     """The application for clients.
 
     `on_refused`: called for requests that are refused before they reach the pipeline. `admin`: None if admin calls are
     disabled, or served on an address of their own. `shortage`: counts connections that cannot be accepted.
-    `tenant_of`: finds whose key a request carries; None: clients need no keys.
+    `tenant_of`: finds whose key a request carries; None: clients need no keys. `host_rule`: which names requests may
+    have in `Host` and `Origin`.
     """
     endpoints = OpenAiEndpoints(pipeline, served, Canceller(control, finder), config, on_refused, finder)
     on_stranger = partial(_count_stranger, on_refused)
-    app = HttpApp(config, config.body_bytes_max, lambda: served.is_draining, shortage, tenant_of, on_stranger)
+    app = HttpApp(
+        config, config.body_bytes_max, lambda: served.is_draining, shortage, tenant_of, on_stranger, host_rule
+    )
     routes = app.routes
     completion = partial(parse_completion, unknown_fields=config.unknown_fields)
     chat = partial(parse_chat, unknown_fields=config.unknown_fields)

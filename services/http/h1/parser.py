@@ -4,6 +4,7 @@ The parser is that of Node.js, in its strict setting, by way of httptools. Input
 a different request is an error. This module refuses such input where httptools accepts it.
 """
 
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from urllib.parse import unquote
@@ -170,9 +171,12 @@ class RequestParser:
             return
         version = self._parser.get_http_version()
         _check_framing(version, self.headers)
+        target = self._target.decode("latin-1")
+        if "host" in self.headers and (authority := _authority_of(target)) is not None:
+            self.headers["host"] = authority  # RFC 9112, section 3.2.2.
         self._request = HttpRequest(
             method=self._parser.get_method().decode("ascii"),
-            path=path_of(self._target.decode("latin-1")),
+            path=path_of(target),
             headers=self.headers,
             is_chunkable=version == "1.1",
             keeps_alive=self._parser.should_keep_alive(),
@@ -213,6 +217,13 @@ def path_of(target: str) -> str:
     if not path.startswith("/") and "://" in path:
         path = "/" + path.partition("://")[2].partition("/")[2]
     return unquote(path) if "%" in path else path
+
+
+def _authority_of(target: str) -> str | None:
+    """The host that a target with a scheme names; None for others."""
+    if target.startswith("/") or "://" not in target:
+        return None
+    return re.split("[/?]", target.partition("://")[2], maxsplit=1)[0]
 
 
 def head_too_large() -> BrokenHead:
