@@ -1,16 +1,22 @@
 """`unbroken drain`: takes a worker out of service."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import click
 import grpc
 
+from services.cli.certs.options import peer_files, peer_options
 from services.cli.options import registry_option
 from services.core.errors import Failure, Reason
-from services.rpc.status import CHANNEL_OPTIONS, failure_of
+from services.rpc.secure.channels import open_channel, why_refused
+from services.rpc.status import failure_of
 from services.runtime.loop import run_on_loop
 from services.stubs import registry_pb2, registry_pb2_grpc
+from services.tls.certificate import CertificateError
+from services.tls.peers import Peers
+from services.tls.roles import Role
 
 DRAIN_TIMEOUT_S = 5.0
 
@@ -21,10 +27,15 @@ DRAIN_TIMEOUT_S = 5.0
     " in the worker's log line `worker ready`.",
 )
 @registry_option
+@peer_options(Role.OPERATOR)
 @click.argument("instance")
 def command(instance: str, **given: Any) -> None:
     try:
-        drained = run_on_loop(_drain(given["registries"], instance))
+        files = peer_files(given)
+        peers = None if files is None else Peers(files, Role.OPERATOR, time.time)
+        drained = run_on_loop(_drain(given["registries"], instance, peers))
+    except CertificateError as error:
+        raise click.ClickException(str(error)) from error
     except Failure as failure:
         if failure.reason is Reason.CANNOT_CONNECT:
             raise click.ClickException(
@@ -36,17 +47,19 @@ def command(instance: str, **given: Any) -> None:
     )
 
 
-async def _drain(registries: Sequence[str], instance_id: str) -> registry_pb2.Instance:
+async def _drain(registries: Sequence[str], instance_id: str, peers: Peers | None) -> registry_pb2.Instance:
     """Ask one registry after another until one answers. Raises Failure."""
     failure = Failure(Reason.CANNOT_CONNECT, "no registry was asked")
     for address in registries:
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        async with open_channel(address, peers, Role.REGISTRY) as channel:
             stub = registry_pb2_grpc.RegistryStub(channel)
             request = registry_pb2.DrainRequest(instance_id=instance_id)
             try:
                 return (await stub.Drain(request, timeout=DRAIN_TIMEOUT_S)).instance
             except grpc.aio.AioRpcError as error:
                 failure = failure_of(error, otherwise=Reason.CANNOT_CONNECT)
+                if failure.reason is Reason.CANNOT_CONNECT:
+                    failure = Failure(Reason.CANNOT_CONNECT, why_refused(error, Role.REGISTRY))
                 if failure.reason is Reason.INSTANCE_NOT_FOUND:
                     break
     raise failure

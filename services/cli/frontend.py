@@ -10,7 +10,7 @@ import click
 import structlog
 
 from services.cli.admin import admin_config, admin_options
-from services.cli.certs.options import edge_pair, edge_tls_options
+from services.cli.certs.options import edge_pair, edge_tls_options, peer_files, peer_options
 from services.cli.environment import start_logging
 from services.cli.options import (
     DAY_MS,
@@ -27,6 +27,7 @@ from services.cli.options import (
 from services.cli.processes import supervise
 from services.runtime.address import is_local, split_address
 from services.runtime.process import run_process
+from services.tls.roles import Role
 
 if TYPE_CHECKING:
     from services.access.keys_watch import AccessConfig
@@ -175,6 +176,7 @@ def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
     " is read anew when it changes. Default: clients need none.",
 )
 @edge_tls_options
+@peer_options(Role.FRONTEND)
 @env_option(
     "--allow-anonymous",
     ALLOW_ANONYMOUS,
@@ -293,6 +295,7 @@ def check_options(given: dict[str, Any]) -> None:
     admin_config(given)
     _admission(given)
     edge_pair(given)
+    peer_files(given)
     _access(given)
 
 
@@ -326,6 +329,7 @@ def frontend_config(given: dict[str, Any]) -> "FrontendConfig":
         admin=admin_config(given),
         access=_access(given),
         tls=edge_pair(given),
+        peers=peer_files(given),
     )
 
 

@@ -8,10 +8,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from services.cli.certs.options import peer_files, peer_options
 from services.cli.environment import start_logging
 from services.cli.options import Address, Addresses, logging_options
 from services.registry.config import EtcdConfig, RegistryConfig
 from services.runtime.process import run_process
+from services.tls.roles import Role
 
 PEM = click.Path(exists=True, dir_okay=False, path_type=Path)
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -89,6 +91,7 @@ def _etcd_option(name: str, variable: str, **attributes: Any) -> Option:
 @_etcd_option("--etcd-ca", "ETCD_AUTH_CA", type=PEM, help="PEM file of the CA of etcd's certificate. Enables TLS.")
 @_etcd_option("--etcd-client-cert", "ETCD_AUTH_CLIENT_CERT", type=PEM, help="PEM file of the client certificate.")
 @_etcd_option("--etcd-client-key", "ETCD_AUTH_CLIENT_KEY", type=PEM, help="PEM file of the client certificate's key.")
+@peer_options(Role.REGISTRY)
 @click.option(
     "--ready-file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -102,6 +105,7 @@ def command(context: click.Context, /, **given: Any) -> None:
         listen=given["listen"],
         etcd=_etcd_config(given) if given["store"] == "etcd" else None,
         ready_file=given["ready_file"],
+        peers=peer_files(given),
     )
     start_logging("registry", given, config)
     from services.registry.server import serve

@@ -114,6 +114,12 @@ def _hints(option: str) -> list[str]:
     show_default="~/.cache/unbroken/run",
     help="Folder for cluster.json, which lists the pids and addresses of all processes while the cluster is up.",
 )
+@env_option(
+    "--certs",
+    "DYN_UP_CERTS",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    help="Folder of `unbroken certs`: clients are served over TLS, and so are all processes among themselves.",
+)
 @env_option("--no-restart", "DYN_UP_NO_RESTART", is_flag=True, help="Do not restart a process that exits.")
 @click.option(
     "--ready-timeout",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from services.cli.certs.options import peer_files, peer_options
 from services.cli.engines.llamacpp import check_llamacpp, llamacpp_engine, llamacpp_options
 from services.cli.engines.mocker import check_mocker, mocker_engine, mocker_options
 from services.cli.engines.trtllm import check_trtllm, trtllm_engine, trtllm_options
@@ -13,6 +14,7 @@ from services.cli.environment import start_logging
 from services.cli.options import DAY_S, MIB, Address, Integer, Number, env_option, logging_options, registry_option
 from services.runtime.address import is_wildcard, split_address
 from services.runtime.process import exiting_at_once, run_process
+from services.tls.roles import Role
 
 if TYPE_CHECKING:
     from services.worker.server import WorkerConfig
@@ -51,6 +53,7 @@ ENGINES = {"mocker": mocker_engine, "llamacpp": llamacpp_engine, "trtllm": trtll
     " --listen.",
 )
 @registry_option
+@peer_options(Role.WORKER)
 @env_option(
     "--metrics-port",
     "DYN_SYSTEM_PORT",
@@ -181,6 +184,7 @@ def worker_config(given: dict[str, Any]) -> "WorkerConfig":
         drain_timeout_s=given["drain_timeout"],
         lease_s=given["lease"],
         ready_file=given["ready_file"],
+        peers=peer_files(given),
         session=FrontendSessionConfig(migration_limit=given["migration_limit"], detach=detach),
     )
 
@@ -192,6 +196,7 @@ def check_options(given: dict[str, Any]) -> None:
     _check_reachable(given["listen"], given["advertise"])
     if given["advertise"] is None and given["session_listen"] is not None:
         _check_one_host(given["listen"], given["session_listen"])
+    peer_files(given)
     check_mocker(given)
     if given["engine"] == "llamacpp":
         check_llamacpp(given)

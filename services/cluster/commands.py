@@ -17,7 +17,8 @@ WILDCARDS = {"0.0.0.0": LOOPBACK, "[::]": "[::1]"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """Which processes to run, and their options. Each frontend after the first takes the next port; with port 0 the
-    system chooses. `is_tls`: frontends serve their clients over TLS."""
+    system chooses. `is_tls`: frontends serve their clients over TLS. `certs`: a folder of `unbroken certs`, whose
+    certificates all processes use."""
 
     workers: int = 2
     frontends: int = 1
@@ -33,6 +34,7 @@ class ClusterConfig:
     log_level: str = "info"
     log_format: str = "text"
     is_tls: bool = False
+    certs: Path | None = None
 
 
 def registry_command(config: ClusterConfig, ready_file: Path, last: Mapping[str, str]) -> Sequence[str]:
@@ -67,12 +69,23 @@ def frontend_command(
         f"--http-listen={http}",
         f"--registry={reachable(registry)}",
         f"--migration-limit={config.migration_limit}",
+        *_edge_options(config.certs),
     ]
 
 
 def _common(subcommand: str, config: ClusterConfig, ready_file: Path) -> list[str]:
     logs = [f"--log-level={config.log_level}", f"--log-format={config.log_format}"]
-    return [*PROGRAM, subcommand, *logs, f"--ready-file={ready_file}"]
+    return [*PROGRAM, subcommand, *logs, f"--ready-file={ready_file}", *_peer_options(subcommand, config.certs)]
+
+
+def _peer_options(role: str, certs: Path | None) -> list[str]:
+    if certs is None:
+        return []
+    return [f"--peer-cert={certs / role}.pem", f"--peer-key={certs / role}.key", f"--peer-ca={certs / 'ca.pem'}"]
+
+
+def _edge_options(certs: Path | None) -> list[str]:
+    return [] if certs is None else [f"--tls-cert={certs / 'edge.pem'}", f"--tls-key={certs / 'edge.key'}"]
 
 
 def port_of(first: int, index: int) -> int:

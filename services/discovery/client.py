@@ -16,7 +16,7 @@ import grpc
 import structlog
 from google.protobuf.duration_pb2 import Duration
 
-from services.rpc.status import CHANNEL_OPTIONS
+from services.rpc.secure.channels import open_channel, why_refused
 from services.runtime.backoff import Backoff
 from services.runtime.log_throttle import LogThrottle
 from services.stubs.registry_pb2 import (
@@ -27,6 +27,8 @@ from services.stubs.registry_pb2 import (
     RegisterResponse,
 )
 from services.stubs.registry_pb2_grpc import RegistryStub
+from services.tls.peers import Peers
+from services.tls.roles import Role
 
 if TYPE_CHECKING:
     from services.stubs.registry_pb2_grpc import RegistryAsyncStub  # exists in the annotations alone
@@ -70,14 +72,19 @@ OnChange: TypeAlias = "Callable[[Mapping[str, InstanceRecord], Collection[str]],
 """Parameters: the instances that are new or have changed, and the ids of those that are gone."""
 
 
-async def stay_connected(addresses: Sequence[str], stream: RegistryStream, what: str) -> None:
-    """Run `stream` on one registry after another, until it returns True. `what`: the client's name in the log."""
+async def stay_connected(
+    addresses: Sequence[str], stream: RegistryStream, what: str, peers: Peers | None = None
+) -> None:
+    """Run `stream` on one registry after another, until it returns True. `what`: the client's name in the log.
+
+    `peers`: how to connect over TLS; None: without.
+    """
     rng, outage = random.Random(), _RegistryOutage(what)
     first = rng.randrange(len(addresses))  # Spreads the clients over the registries.
     for number in itertools.count(first):
         address = addresses[number % len(addresses)]
         try:
-            async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            async with open_channel(address, peers, Role.REGISTRY) as channel:
                 if await stream(RegistryStub(channel), partial(outage.end, address)):
                     return
             outage.begin(address, "the registry ended the stream")
@@ -91,7 +98,7 @@ async def stay_connected(addresses: Sequence[str], stream: RegistryStream, what:
 def _why(error: grpc.aio.AioRpcError) -> str:
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return "the server at this address is not a registry: check --registry"
-    return f"{error.code().name}: {error.details()}"
+    return f"{error.code().name}: {why_refused(error, Role.REGISTRY)}"
 
 
 class _RegistryOutage:

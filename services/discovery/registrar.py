@@ -21,6 +21,7 @@ from services.stubs.registry_pb2 import (
     RegisterRequest,
     RegisterResponse,
 )
+from services.tls.peers import Peers
 
 if TYPE_CHECKING:
     from services.stubs.registry_pb2_grpc import RegistryAsyncStub  # exists in the annotations alone
@@ -34,9 +35,16 @@ class Registrar:
     """
 
     def __init__(
-        self, addresses: Sequence[str], record: InstanceRecord, *, lease_s: int, on_drain: Callable[[], None]
+        self,
+        addresses: Sequence[str],
+        record: InstanceRecord,
+        *,
+        lease_s: int,
+        on_drain: Callable[[], None],
+        peers: Peers | None = None,
     ) -> None:
         self._addresses = addresses
+        self._peers = peers
         self._record = record
         self._lease_s = lease_s
         self._on_drain: Callable[[], None] | None = on_drain
@@ -56,7 +64,8 @@ class Registrar:
         self._stopped.clear()
         try:
             async with asyncio.TaskGroup() as group:
-                connection = group.create_task(stay_connected(self._addresses, self._register, "registration"))
+                staying = stay_connected(self._addresses, self._register, "registration", self._peers)
+                connection = group.create_task(staying)
                 await self._leaving.wait()
                 await self._wait_disconnected()
                 connection.cancel()

@@ -9,6 +9,7 @@ from services.stubs.registry_pb2 import (
     WatchRequest,
     WatchResponse,
 )
+from services.tls.peers import Peers
 
 if TYPE_CHECKING:
     from services.stubs.registry_pb2_grpc import RegistryAsyncStub  # exists in the annotations alone
@@ -22,8 +23,9 @@ class Watcher:
     its data is believed: its set replaces the old one.
     """
 
-    def __init__(self, addresses: Sequence[str], on_change: OnChange) -> None:
+    def __init__(self, addresses: Sequence[str], on_change: OnChange, peers: Peers | None = None) -> None:
         self._addresses = addresses
+        self._peers = peers
         self._on_change = on_change
         self._records: dict[str, InstanceRecord] = {}
         self._revision = 0
@@ -36,7 +38,7 @@ class Watcher:
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        await stay_connected(self._addresses, self._watch, "watch")
+        await stay_connected(self._addresses, self._watch, "watch", self._peers)
 
     async def _watch(self, stub: "RegistryAsyncStub", on_up: Callable[[], None]) -> bool:
         call = stub.Watch(WatchRequest(revision=self._revision, epoch=self._epoch))

@@ -17,8 +17,11 @@ from services.frontend.routing.rejection import no_workers, of_registered
 from services.isolation.losses import Loss
 from services.models.prompt_encoder import PromptEncoder
 from services.models.tokenizers import Tokenizer
-from services.rpc.status import CHANNEL_OPTIONS, failure_of
+from services.rpc.secure.channels import open_channel
+from services.rpc.status import failure_of
 from services.stubs import worker_pb2, worker_pb2_grpc
+from services.tls.peers import Peers
+from services.tls.roles import Role
 
 log = structlog.get_logger()
 
@@ -60,9 +63,10 @@ class ModelCatalog:
     Tokenisers are kept, with the processes that share them, until `close`.
     """
 
-    def __init__(self, on_lost: Callable[[Loss], object] = lambda _: None) -> None:
-        """on_lost: called with each helper process that is lost."""
+    def __init__(self, on_lost: Callable[[Loss], object] = lambda _: None, peers: Peers | None = None) -> None:
+        """on_lost: called with each helper process that is lost. peers: how to reach workers over TLS."""
         self._on_lost = on_lost
+        self._peers = peers
         self._models: dict[str, Model] = {}
         self._encoders: dict[TokenizerRef, PromptEncoder] = {}
         self._loading: defaultdict[TokenizerRef, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -146,7 +150,7 @@ class ModelCatalog:
         """Fetch and load a tokeniser, once for all tasks that need it. Raises Failure."""
         async with self._loading[ref]:
             if ref not in self._encoders:
-                content = await _fetch(ref, address) if ref.sha256 else b""
+                content = await _fetch(ref, address, self._peers) if ref.sha256 else b""
                 try:
                     self._encoders[ref] = await PromptEncoder.load(ref, content, self._on_lost)
                 except (OSError, ValueError, RuntimeError) as error:
@@ -171,11 +175,11 @@ class ModelCatalog:
         return None
 
 
-async def _fetch(ref: TokenizerRef, address: str) -> bytes:
+async def _fetch(ref: TokenizerRef, address: str, peers: Peers | None) -> bytes:
     """Fetch the tokeniser's file and verify its checksum. Raises Failure."""
     content = bytearray()
     try:
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        async with open_channel(address, peers, Role.WORKER) as channel:
             request = worker_pb2.FetchTokenizerRequest(sha256=ref.sha256)
             call = worker_pb2_grpc.WorkerStub(channel).FetchTokenizer(request, timeout=FETCH_TIMEOUT_S)
             while isinstance(chunk := await call.read(), worker_pb2.FetchTokenizerResponse):

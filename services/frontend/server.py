@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -60,7 +61,9 @@ from services.runtime.process import write_atomically
 from services.runtime.tasks import root_cause
 from services.stubs import admin_pb2_grpc, inference_pb2_grpc
 from services.tls.certificate import PairFiles
-from services.tls.watch import watched_pair
+from services.tls.peers import PeerFiles, Peers
+from services.tls.roles import Role
+from services.tls.watch import WatchedFiles, watched_pair
 
 log = structlog.get_logger()
 
@@ -79,6 +82,7 @@ class FrontendConfig:
     settle_s_max: how long a process that replaces one that exited waits for sessions with workers before it accepts
     clients. Until then the other processes serve all clients.
     tls: the certificate for the ports of clients and operators, and its key; None: they are served without TLS.
+    peers: the certificate for workers and registries; None: they are reached without TLS.
     """
 
     grpc_listen: str = "127.0.0.1:50051"
@@ -96,6 +100,7 @@ class FrontendConfig:
     admin: AdminConfig = field(default_factory=AdminConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
     tls: PairFiles | None = None
+    peers: PeerFiles | None = None
 
 
 class _Served:
@@ -139,9 +144,10 @@ class Frontend:
         self._config = config
         self._gate = Gate()
         self._metrics = build_metrics(config.metrics_prefix)
-        self._catalog = ModelCatalog(self._metrics.count_lost)
+        self._peers = None if config.peers is None else Peers(config.peers, Role.FRONTEND, time.time)
+        self._catalog = ModelCatalog(self._metrics.count_lost, self._peers)
         self._cork = Cork()
-        self._pool = Pool(self._catalog, config.pool, self._cork)
+        self._pool = Pool(self._catalog, config.pool, self._cork, self._peers)
         self._busy = BusyThresholds(config.admission)
         self._metrics.registry.register(WorkerLoadMetrics(self._pool, config.metrics_prefix))
         limits = MigrationLimitMetrics(self._pool, config.pipeline.migrate.limit, config.metrics_prefix)
@@ -209,12 +215,11 @@ class Frontend:
         try:
             async with asyncio.TaskGroup() as group, AsyncExitStack() as servers:
                 servers.push_async_callback(self._catalog.close)  # Last: requests may be under way until then.
-                watcher = Watcher(self._config.registries, self._pool.on_change)
+                watcher = Watcher(self._config.registries, self._pool.on_change, self._peers)
                 tasks = [group.create_task(self._pool.run()), group.create_task(watcher.run())]
                 if self._keys is not None:
                     tasks.append(group.create_task(self._keys.run()))
-                if self._tls is not None:
-                    tasks.append(group.create_task(self._tls.run()))
+                tasks += [group.create_task(files.run()) for files in self._watched]
                 await self._open(servers)
                 tasks.append(group.create_task(self._report_health()))
                 await stopping.wait()
@@ -224,6 +229,11 @@ class Frontend:
         except ExceptionGroup as errors:
             raise root_cause(errors) from None
         log.info("frontend stopped")
+
+    @property
+    def _watched(self) -> list[WatchedFiles[Any]]:
+        """The certificates that may change."""
+        return [*([] if self._tls is None else [self._tls]), *([] if self._peers is None else [self._peers.files])]
 
     async def _open(self, servers: AsyncExitStack) -> None:
         """Join the process group, if there is one, start listening, and report the addresses."""

@@ -1,13 +1,14 @@
 """Metrics of the connections of a process, and how many it takes."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from services.http.server.clients import Clients
 from services.runtime.descriptors.limit import connections_max, limit
-from services.tls.watch import ServerPair, WatchedFiles
+from services.tls.watch import WatchedFiles
 
 
 class ConnectionMetrics(Collector):
@@ -28,7 +29,7 @@ class ConnectionMetrics(Collector):
 class TlsMetrics(Collector):
     """The certificate of the ports of a process, and the handshakes that failed there."""
 
-    def __init__(self, prefix: str, pair: WatchedFiles[ServerPair]) -> None:
+    def __init__(self, prefix: str, pair: WatchedFiles[Any]) -> None:
         self._prefix = prefix
         self._pair = pair
 

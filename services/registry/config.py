@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.tls.peers import PeerFiles
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdConfig:
@@ -32,8 +34,10 @@ class RegistryConfig:
     listen: host:port; port 0 takes a free port.
     etcd: None for the embedded store.
     ready_file: written with `{"address": "host:port"}` when the registry listens.
+    peers: the certificate for the other processes of the plane; None: they are served without TLS.
     """
 
     listen: str = "127.0.0.1:50050"
     etcd: EtcdConfig | None = None
     ready_file: Path | None = None
+    peers: PeerFiles | None = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import structlog
 
@@ -15,6 +16,8 @@ from services.rpc.common_services import CommonServices
 from services.runtime.process import write_atomically
 from services.stubs import registry_pb2
 from services.stubs.registry_pb2_grpc import add_RegistryServicer_to_server
+from services.tls.peers import Peers
+from services.tls.roles import EVERY_ROLE, Role
 
 log = structlog.get_logger()
 
@@ -24,13 +27,16 @@ SERVICE = registry_pb2.DESCRIPTOR.services_by_name["Registry"].full_name
 async def serve(config: RegistryConfig, stopping: asyncio.Event) -> None:
     """Serve until `stopping` is set. Raises an exception group with a StartupError if it cannot listen."""
     store = _store(config)
+    peers = None if config.peers is None else Peers(config.peers, Role.REGISTRY, time.time)
     async with asyncio.TaskGroup() as group:
         keeping = group.create_task(store.run())
-        rpcs, common = GrpcRoutes(), CommonServices([SERVICE])
+        if peers is not None:
+            watching = group.create_task(peers.files.run())
+        rpcs, common = GrpcRoutes(peers=peers), CommonServices([SERVICE])
         rpcs.add(add_RegistryServicer_to_server, RegistryService(store))
         common.add_to(rpcs)
         await common.set_serving(is_serving=False)
-        async with rpc_server(rpcs, config.listen) as server:
+        async with rpc_server(rpcs, config.listen, None if peers is None else peers.door(EVERY_ROLE)) as server:
             [address] = server.addresses
             readiness = group.create_task(_serve_once_known(store, common))
             if config.ready_file is not None:
@@ -39,6 +45,8 @@ async def serve(config: RegistryConfig, stopping: asyncio.Event) -> None:
             await stopping.wait()
             readiness.cancel()
             await common.set_serving(is_serving=False)
+        if peers is not None:
+            watching.cancel()
         keeping.cancel()  # After the server, because registrations renew their leases once more when their streams end.
     log.info("registry stopped")
 

@@ -17,12 +17,23 @@ from google.protobuf.message import DecodeError, Message
 
 from services.core.errors import Failure, Reason
 from services.rpc.status import MESSAGE_BYTES_MAX
+from services.tls.explain import why_failed
 
 M = TypeVar("M", bound=Message)
 
 PREAMBLE = b"unbroken.v1.Session\n"
 """Anything else means that the peer is not a compatible frontend."""
+TLS_HANDSHAKE = b"\x16\x03"
+"""The first bytes of a peer that speaks TLS."""
+SPEAKS_TLS = "it speaks TLS, and this process has no certificate for it (--peer-cert)"
 _LENGTH = Struct(">I")
+
+
+def framed(message: Message) -> bytes:
+    """A message as a frame."""
+    body = message.SerializeToString()
+    assert len(body) <= MESSAGE_BYTES_MAX, "no peer accepts a message of this size"
+    return _LENGTH.pack(len(body)) + body
 
 
 class FrameConnection(asyncio.Protocol, Generic[M]):
@@ -90,9 +101,7 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
         """Send the message, in order. Check `is_writable` first: `send` buffers without a bound."""
         if self._is_over or self._transport is None:
             return
-        body = message.SerializeToString()
-        assert len(body) <= MESSAGE_BYTES_MAX, "no peer accepts a message of this size"
-        self._transport.write(_LENGTH.pack(len(body)) + body)
+        self._transport.write(framed(message))
 
     def pause_for(self, delay_s: float) -> None:
         """Stop reading for `delay_s`: what the peer sends waits in the kernel."""
@@ -162,7 +171,8 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
         self._fail(Failure(Reason.DISCONNECTED, "the peer hung up"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(Failure(Reason.DISCONNECTED, str(exc or "the connection was closed")))
+        why = "the connection was closed" if exc is None else why_failed(exc)
+        self._fail(Failure(Reason.DISCONNECTED, why))
 
     # Frames
 
@@ -173,7 +183,10 @@ class FrameConnection(asyncio.Protocol, Generic[M]):
         """
         start, size, end = self._skip_preamble(data) if self._expected else 0, _LENGTH.size, len(data)
         if start is None:
-            return Failure(Reason.PROTOCOL_VIOLATION, "it does not begin as a session of this version does")
+            why = (
+                SPEAKS_TLS if data.startswith(TLS_HANDSHAKE) else "it does not begin as a session of this version does"
+            )
+            return Failure(Reason.PROTOCOL_VIOLATION, why)
         while end - start >= size:
             (length,) = _LENGTH.unpack_from(data, start)
             if length > MESSAGE_BYTES_MAX:

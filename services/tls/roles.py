@@ -1,6 +1,6 @@
 """The roles of processes, by the SPIFFE ids in their certificates: `spiffe://DOMAIN/ROLE`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 SCHEME = "spiffe://"
@@ -29,3 +29,29 @@ def dns_name(domain: str, role: Role) -> str:
 def ids_in(uris: Sequence[str]) -> list[str]:
     """The SPIFFE ids among the URIs of a certificate."""
     return [uri for uri in uris if uri.startswith(SCHEME)]
+
+
+EVERY_ROLE = frozenset(Role)
+SESSIONS = frozenset({Role.FRONTEND})
+"""Who may open a session with a worker."""
+MAY_CALL: Mapping[str, frozenset[Role]] = {
+    "unbroken.v1.Registry/Register": frozenset({Role.WORKER}),
+    "unbroken.v1.Registry/Watch": frozenset({Role.FRONTEND}),
+    "unbroken.v1.Registry/List": frozenset({Role.FRONTEND, Role.OPERATOR}),
+    "unbroken.v1.Registry/Drain": frozenset({Role.OPERATOR}),
+    "unbroken.v1.Worker/FetchTokenizer": frozenset({Role.FRONTEND}),
+    "unbroken.v1.Inference/Generate": frozenset({Role.OPERATOR}),
+    "unbroken.v1.Inference/Resume": frozenset({Role.OPERATOR}),
+    "unbroken.v1.Inference/Cancel": frozenset({Role.OPERATOR}),
+    "grpc.health.v1.Health/Check": EVERY_ROLE,
+    "grpc.health.v1.Health/List": EVERY_ROLE,
+    "grpc.health.v1.Health/Watch": EVERY_ROLE,
+    "grpc.reflection.v1.ServerReflection/ServerReflectionInfo": frozenset({Role.OPERATOR}),
+    "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": frozenset({Role.OPERATOR}),
+}
+"""Which roles may call which rpcs of workers and registries. What is not listed, nobody may call."""
+
+
+def callers_of(path: str) -> frozenset[Role]:
+    """Who may call the rpc with this path, such as `/unbroken.v1.Registry/Watch`."""
+    return MAY_CALL.get(path.removeprefix("/"), frozenset())

@@ -8,10 +8,15 @@ from types import TracebackType
 import structlog
 
 from services.rpc.framing import FrameConnection
+from services.rpc.secure.sessions import SecureSessions
 from services.runtime.descriptors.limit import is_reserved
 from services.runtime.listen import cannot_listen, listening_socket, split_listen
 from services.runtime.log_throttle import LogThrottle
 from services.stubs import worker_pb2
+from services.tls.connection import TlsConnection
+from services.tls.explain import is_departure, why_failed
+from services.tls.peers import Peers
+from services.tls.roles import SESSIONS
 
 log = structlog.get_logger()
 
@@ -24,9 +29,10 @@ Connection = FrameConnection[worker_pb2.FrontendMessage]
 class SessionListener:
     """Listens from `start` on. As an async context manager it ends all sessions on exit."""
 
-    def __init__(self, attach: Callable[[Connection], Awaitable[None]]) -> None:
-        """`attach`: serves a session on a connection and returns at its end."""
+    def __init__(self, attach: Callable[[Connection], Awaitable[None]], peers: Peers | None = None) -> None:
+        """`attach`: serves a session on a connection and returns at its end. `peers`: serve over TLS; None: without."""
         self._attach = attach
+        self._secure = None if peers is None else SecureSessions(peers, SESSIONS)
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -47,8 +53,16 @@ class SessionListener:
         self._server = await loop.create_server(self._new_connection, sock=sock)
         return f"{host}:{sock.getsockname()[1]}"
 
-    def _new_connection(self) -> Connection:
-        return FrameConnection(worker_pb2.FrontendMessage, is_opener=False, on_connected=self._on_connected)
+    def _new_connection(self) -> asyncio.Protocol:
+        connection = FrameConnection(worker_pb2.FrontendMessage, is_opener=False, on_connected=self._on_connected)
+        return connection if self._secure is None else self._secure.wrap(connection, self._on_failed)
+
+    def _on_failed(self, connection: TlsConnection, error: Exception) -> None:
+        """A handshake failed, or the peer may not open a session."""
+        if is_departure(error):
+            return
+        report = log.warning if self._throttle.should_log() else log.debug
+        report("a session was refused", peer=connection.peer, why=why_failed(error))
 
     def _on_connected(self, connection: Connection) -> None:
         if self._is_closing:
@@ -88,6 +102,8 @@ class SessionListener:
         self._is_closing = True
         if self._server is not None:
             self._server.close()
+        if self._secure is not None:
+            self._secure.handshakes.close()
         try:
             if self._tasks and error is None:
                 await asyncio.wait(self._tasks, timeout=CLOSE_GRACE_S)

@@ -15,6 +15,7 @@ before may still arrive: they are refused with DRAINING. If the worker closed fi
 import asyncio
 import json
 import random
+import time
 import uuid
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from services.core.errors import Failure, Reason
 from services.core.gate import Gate
 from services.discovery.client import InstanceRecord
 from services.discovery.registrar import Registrar
-from services.http.connection_metrics import ConnectionMetrics
+from services.http.connection_metrics import ConnectionMetrics, TlsMetrics
 from services.http.grpc.routes import GrpcRoutes
 from services.http.ops_server import ops_server
 from services.http.rpc_server import rpc_server
@@ -40,6 +41,8 @@ from services.runtime.address import split_address
 from services.runtime.process import StartupError, write_atomically
 from services.runtime.tasks import root_cause
 from services.stubs import inference_pb2_grpc, worker_pb2_grpc
+from services.tls.peers import Door, PeerFiles, Peers
+from services.tls.roles import EVERY_ROLE, Role
 from services.worker.dispatcher import Limits
 from services.worker.engine import Engine
 from services.worker.execute import Execute
@@ -69,6 +72,7 @@ class WorkerConfig:
     `engine_request_limit`: N, the number of slots; None: as many requests as the engine can run. `request_queue_limit`:
     Q, the number of places. `queue_timeout_s`: how long a request may wait for a slot. `queue_token_limit`: prompt
     tokens that may wait in all; None: no limit. `lease_s`: how long the registry keeps a silent worker.
+    `peers`: the certificate for the other processes of the plane; None: without TLS.
     """
 
     listen: str = "127.0.0.1:0"
@@ -83,6 +87,7 @@ class WorkerConfig:
     drain_timeout_s: float = 30.0
     lease_s: int = 10
     ready_file: Path | None = None
+    peers: PeerFiles | None = None
     session: FrontendSessionConfig = field(default_factory=FrontendSessionConfig)
 
 
@@ -108,7 +113,8 @@ class Worker:
         layers = worker_layers(gate=self._gate, card_of=lambda: self._engine.card, rng=random.Random())
         pipeline = stack(*layers, innermost=self._execute)
         self._service = WorkerService(self._instance_id, engine, self._execute, pipeline, config.session)
-        self._rpcs = GrpcRoutes()
+        self._peers = None if config.peers is None else Peers(config.peers, Role.WORKER, time.time)
+        self._rpcs = GrpcRoutes(peers=self._peers)
         self._rpcs.add(
             inference_pb2_grpc.add_InferenceServicer_to_server, InferenceService(Conclude(pipeline), self._gate)
         )
@@ -119,6 +125,8 @@ class Worker:
         self._metrics = CollectorRegistry()
         self._metrics.register(WorkerMetrics(self._execute, engine, self._service.generations))
         self._metrics.register(ConnectionMetrics("unbroken_grpc", self._clients))
+        if self._peers is not None:
+            self._metrics.register(TlsMetrics("unbroken", self._peers.files))
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping` is set and the worker has drained.
@@ -128,11 +136,13 @@ class Worker:
         ready = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:
+                watching = [] if self._peers is None else [group.create_task(self._peers.files.run())]
                 engine_task = group.create_task(self._run_engine(ready))
                 await _either(ready, stopping)
                 if not stopping.is_set():
                     await self._serve(stopping)
-                engine_task.cancel()
+                for task in (engine_task, *watching):
+                    task.cancel()
         except ExceptionGroup as group:
             cause = root_cause(group)
             raise (StartupError(cause.detail) if isinstance(cause, Failure) else cause) from None
@@ -162,8 +172,8 @@ class Worker:
         await self._common.set_serving(is_serving=False)
         async with (
             self._service.generations,
-            rpc_server(self._rpcs, self._config.listen) as server,
-            SessionListener(self._service.attach) as listener,
+            rpc_server(self._rpcs, self._config.listen, self._door) as server,
+            SessionListener(self._service.attach, self._peers) as listener,
             AsyncExitStack() as ops,
         ):
             self._clients.append(server.context.clients)
@@ -177,6 +187,10 @@ class Worker:
             await self._common.set_serving(is_serving=True)
             self._announce(record, metrics)
             await self._stay_registered(record, stopping)
+
+    @property
+    def _door(self) -> Door | None:
+        return None if self._peers is None else self._peers.door(EVERY_ROLE)
 
     def _record(self, address: str, session_address: str) -> InstanceRecord:
         """The record for the registry. `address` and `session_address`: where the worker listens."""
@@ -214,7 +228,13 @@ class Worker:
             write_atomically(self._config.ready_file, json.dumps(state))
 
     async def _stay_registered(self, record: InstanceRecord, stopping: asyncio.Event) -> None:
-        registrar = Registrar(self._config.registries, record, lease_s=self._config.lease_s, on_drain=stopping.set)
+        registrar = Registrar(
+            self._config.registries,
+            record,
+            lease_s=self._config.lease_s,
+            on_drain=stopping.set,
+            peers=self._peers,
+        )
         self._registrar = registrar
         async with asyncio.TaskGroup() as group:
             registration = group.create_task(registrar.run())

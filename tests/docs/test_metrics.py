@@ -12,11 +12,12 @@ from services.access.keys_watch import AccessConfig
 from services.frontend.processes.metrics_merge import MergedMetrics, parsed
 from services.frontend.processes.process_group import ProcessGroup
 from services.frontend.server import Frontend, FrontendConfig
+from services.tls.roles import Role
 from services.worker.engines.mocker import MockerConfig, MockerEngine
 from services.worker.server import Worker, WorkerConfig
 from tests.docs.pages import text_of
 from tests.support.doubles import run_async
-from tests.tls.support import shared_certificates
+from tests.tls.support import peer_files, shared_certificates
 
 Row = tuple[str, str, tuple[str, ...]]
 """name, type, labels"""
@@ -52,7 +53,8 @@ async def of_processes() -> CollectorRegistry:
 
 
 async def of_worker() -> CollectorRegistry:
-    return Worker(MockerEngine(MockerConfig()), WorkerConfig())._metrics
+    peers = peer_files(shared_certificates(), Role.WORKER)
+    return Worker(MockerEngine(MockerConfig()), WorkerConfig(peers=peers))._metrics
 
 
 @pytest.mark.parametrize(

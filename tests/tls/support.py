@@ -2,8 +2,10 @@
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -13,6 +15,8 @@ from services.tls.certificate import PairFiles, server_context
 from services.tls.connection import TlsConnection
 from services.tls.handshakes import Handshakes
 from services.tls.issue import Authority, authority_in, host_name, issue, uri_name, write_pair
+from services.tls.peers import PeerFiles, Peers
+from services.tls.roles import Role
 
 READ_BYTES = 64 * 1024
 
@@ -229,3 +233,43 @@ def shared_certificates() -> Certificates:
 def shared_context() -> ssl.SSLContext:
     """A server's context with a certificate for localhost."""
     return server_context(shared_certificates().pair())
+
+
+def peer_files(
+    made: Certificates,
+    role: str,
+    *,
+    name: str = "",
+    domain: str = "plane.test",
+    days: float = 1,
+    ago: timedelta = timedelta(),
+) -> PeerFiles:
+    """The certificate of a process of this role. `name`: of its files."""
+    pair = made.pair(
+        name or role,
+        uris=[f"spiffe://{domain}/{role}"],
+        hosts=[f"{role}.{domain}"],
+        is_client=True,
+        days=days,
+        ago=ago,
+    )
+    return PeerFiles(pair.cert, pair.key, made.ca)
+
+
+def peers_of(made: Certificates, role: Role, **more: Any) -> Peers:
+    """A process of this role."""
+    return Peers(peer_files(made, role, **more), role, time.time)
+
+
+def unchecked_peers(
+    made: Certificates, role: Role, shown_role: Role, authority: Certificates | None = None, **more: Any
+) -> Peers:
+    """A process of this role that shows another certificate. `authority`: that made it; `more`: see `peer_files`."""
+    peers = peers_of(made, role)
+    shown = peer_files(authority or made, shown_role, name="shown", **more)
+    pair = peers.files.loaded
+    for context in (pair.context, pair.client):
+        context.load_cert_chain(shown.cert, shown.key)
+    pem = (pair.pem[0], shown.key.read_bytes(), shown.cert.read_bytes())
+    peers.files.loaded = replace(pair, pem=pem)
+    return peers

@@ -26,6 +26,7 @@ from services.http.server.cork import Cork
 from services.runtime.backoff import Backoff
 from services.runtime.log_throttle import LogThrottle
 from services.runtime.tasks import root_cause
+from services.tls.peers import Peers
 
 log = structlog.get_logger()
 
@@ -95,8 +96,14 @@ class _WorkerOutage:
 class Pool:
     """Opens and keeps the sessions. `run` owns all its tasks."""
 
-    def __init__(self, catalog: ModelCatalog, config: PoolConfig, cork: Cork | None = None) -> None:
-        """`cork`: corks the connections to clients while one read of a worker's messages is handled."""
+    def __init__(
+        self, catalog: ModelCatalog, config: PoolConfig, cork: Cork | None = None, peers: Peers | None = None
+    ) -> None:
+        """`cork`: corks the connections to clients while one read of a worker's messages is handled.
+
+        `peers`: how to reach workers over TLS; None: without.
+        """
+        self._peers = peers
         self._catalog = catalog
         self._config = config
         self._rng = random.Random()
@@ -271,6 +278,7 @@ class Pool:
             throttle=self._throttle,
             cork=self._cork,
             leftovers=self._leftovers,
+            peers=self._peers,
         )
         welcome = asyncio.Event()
         try:

@@ -5,7 +5,9 @@
 | the worker cannot be reached | – | CANNOT_CONNECT |
 | no welcome comes within `connect_timeout_s` | – | CANNOT_CONNECT |
 | the connection ends before a welcome | – | CANNOT_CONNECT |
+| the handshake of TLS fails, or the peer has not the role of a worker | – | CANNOT_CONNECT |
 | the first message is no welcome | – | CANNOT_CONNECT |
+| the first message is a refusal | – | CANNOT_CONNECT |
 | the welcome is another worker's | – | CANNOT_CONNECT |
 | the connection ends | DISCONNECTED | DISCONNECTED |
 | the connection ends after a goaway | STREAM_INCOMPLETE | STREAM_INCOMPLETE |
@@ -51,9 +53,11 @@ from services.frontend.session.writer import CancelCounts, SessionWriter
 from services.http.server.cork import Cork
 from services.rpc.codec import card_from_wire, seconds_from_wire
 from services.rpc.framing import FrameConnection
+from services.rpc.secure.sessions import connect
 from services.runtime.address import split_address
 from services.runtime.listen import bare_host
 from services.stubs import worker_pb2
+from services.tls.peers import Peers
 
 log = structlog.get_logger()
 
@@ -90,8 +94,9 @@ class WorkerSession:
         throttle: ReadThrottle | None = None,
         cork: Cork | None = None,
         leftovers: Leftovers | None = None,
+        peers: Peers | None = None,
     ) -> None:
-        """`on_change`: see `Candidate`. `cork`: see `SessionReader`. `leftovers`: of all sessions."""
+        """`on_change`: see `Candidate`. `cork`: see `SessionReader`. `leftovers`: of all sessions. `peers`: for TLS."""
         self._clock = clock = asyncio.get_running_loop().time
         cancels = cancels or CancelCounts()
         self.record = record
@@ -106,6 +111,7 @@ class WorkerSession:
         self._streams = StreamTable(self._writer, self.candidate, cancels)
         self.generations = SessionGenerations(self._streams, self._writer)
         self.leftovers = leftovers or Leftovers()
+        self._peers = peers
         self._liveness = Liveness(self.name, config, clock)
         self._loss: Failure | None = None
         self._has_hung_up = False
@@ -189,7 +195,7 @@ class WorkerSession:
         try:
             host, port = split_address(self.record.sessions_at)
             async with asyncio.timeout(self._config.connect_timeout_s):
-                await asyncio.get_running_loop().create_connection(lambda: connection, bare_host(host), port)
+                await connect(connection, bare_host(host), port, self._peers)
                 awaited = "welcome from"
                 self._start(connection)
                 await self._has_begun.wait()
@@ -262,7 +268,7 @@ class WorkerSession:
 
     def _on_welcome(self, message: worker_pb2.WorkerMessage) -> None:
         if not message.HasField("welcome"):
-            raise Failure(Reason.PROTOCOL_VIOLATION, f"{self.name} did not begin with a welcome")
+            raise _no_welcome(message, self.name)
         if (other := message.welcome.instance_id) != self.record.instance_id:  # A later worker has the address.
             raise Failure(Reason.CANNOT_CONNECT, f"{self.name} is gone: worker {other} answers at its address")
         card = message.welcome.card
@@ -321,3 +327,10 @@ class WorkerSession:
         self.candidate.on_lost()
         self.generations.on_lost()
         self._streams.fail_all(failure)
+
+
+def _no_welcome(message: worker_pb2.WorkerMessage, name: str) -> Failure:
+    """Why a worker began with another message than a welcome."""
+    if message.refusal:
+        return Failure(Reason.CANNOT_CONNECT, f"{name} refuses the session: {message.refusal}")
+    return Failure(Reason.PROTOCOL_VIOLATION, f"{name} did not begin with a welcome")

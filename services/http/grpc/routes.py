@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
+import structlog
 
 from services.core.errors import QUOTED_CHARACTERS_MAX, Failure
 from services.core.flow.client_flow import ClientBounds
@@ -17,6 +18,14 @@ from services.http.grpc.stream_rpc import RejectedRpc, StreamRpc
 from services.http.h2.request import Host
 from services.http.h2.stream import Receiver, Stream
 from services.http.h2.wire.fields import RequestHead
+from services.runtime.log_throttle import LogThrottle
+from services.tls.connection import Refused
+from services.tls.peers import Peers
+from services.tls.roles import callers_of
+
+log = structlog.get_logger()
+
+_ROLE_HINT = "Give the caller a certificate of that role."
 
 Guard = Callable[[Metadata], Tenant]
 """Called with the metadata of each rpc of a service before its request is read. Returns whose it is. Raises Failure."""
@@ -28,9 +37,13 @@ class GrpcRoutes:
     """The rpcs of a server. `methods`: by path."""
 
     def __init__(
-        self, bounds: ClientBounds = DEFAULT_BOUNDS, on_refused: Callable[[str, Failure], None] = lambda *_: None
+        self,
+        bounds: ClientBounds = DEFAULT_BOUNDS,
+        on_refused: Callable[[str, Failure], None] = lambda *_: None,
+        peers: Peers | None = None,
     ) -> None:
-        """`bounds`: how slowly a client may read the end of an answer.
+        """`bounds`: how slowly a client may read the end of an answer. `peers`: callers are processes of the plane, and
+        their roles say what they may call (see roles.py).
 
         `on_refused`: called with the path and the failure of an rpc that fails before its handler is called.
         """
@@ -42,6 +55,8 @@ class GrpcRoutes:
         self._guards: dict[str, Guard] = {}
         self._rng = random.Random()
         self._private: set[str] = set()
+        self._peers = peers
+        self._throttle = LogThrottle()
 
     def add(self, add_to_server: Callable[[Servicer, Any], None], servicer: Servicer) -> None:
         """Serve a service. `add_to_server`: the generated function that registers it."""
@@ -88,12 +103,27 @@ class GrpcRoutes:
     def open(self, host: Host, stream: Stream, head: RequestHead) -> Receiver:
         """An rpc has begun to arrive. Returns what takes its content."""
         method = self.methods.get(head.path)
+        if (error := self._refused_peer(host, head.path)) is not None:
+            return RejectedRpc(host, stream, error)
         if head.broken is not None:
             code = grpc.StatusCode.RESOURCE_EXHAUSTED if head.broken.status == 431 else grpc.StatusCode.INTERNAL
             return RejectedRpc(host, stream, misused(code, str(head.broken)))
         if method is not None and head.method == "POST":
             return StreamRpc(host, stream, head, method, self)
         return RejectedRpc(host, stream, self._rejection(head))
+
+    def _refused_peer(self, host: Host, path: str) -> RpcError | None:
+        """Why the peer may not call this, by the role in its certificate; None if it may, or if there is no TLS."""
+        if self._peers is None:
+            return None
+        try:
+            tls = host.transport.get_extra_info("ssl_object")
+            self._peers.check_client(tls, callers_of(path), f"{path[1:QUOTED_CHARACTERS_MAX]} is for the role")
+        except Refused as refused:
+            if self._throttle.should_log():
+                log.warning("an rpc was refused", why=str(refused))
+            return misused(grpc.StatusCode.PERMISSION_DENIED, str(refused), _ROLE_HINT)
+        return None
 
     def _rejection(self, head: RequestHead) -> RpcError:
         """Why there is no such method."""

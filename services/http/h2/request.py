@@ -24,6 +24,7 @@ class Host(Protocol):
     """
 
     context: ConnectionContext
+    transport: asyncio.Transport
     tasks: set[asyncio.Task[None]]
     heads_size: int
     bodies_size: int

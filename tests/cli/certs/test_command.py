@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from services.cli import frontend
 from services.cli.certs import command
-from services.cli.certs.options import edge_pair
+from services.cli.certs.options import PEER_VARIABLES, edge_pair, peer_files
 from services.tls.certificate import PairFiles, certificate_of, server_context
 from services.tls.roles import Role
 
@@ -98,3 +98,21 @@ def test_frontend_takes_the_files_from_options() -> None:
         config = frontend.frontend_config(context.params)
 
     assert config.tls == PairFiles(Path("a.pem"), Path("a.key"))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_certificate_key_and_ca_of_a_process_go_together(count: int) -> None:
+    given = {name: Path("x.pem") if index < count else None for index, name in enumerate(PEER_VARIABLES)}
+
+    with pytest.raises(click.UsageError, match="--peer-cert, --peer-key and --peer-ca go together"):
+        peer_files(given)
+
+
+@pytest.mark.parametrize("variable", PEER_VARIABLES.values())
+def test_empty_variable_does_not_switch_tls_between_processes_off(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "")
+
+    with pytest.raises(click.UsageError, match=f"{variable} is empty"):
+        peer_files(dict.fromkeys(PEER_VARIABLES))

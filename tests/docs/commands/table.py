@@ -29,6 +29,11 @@ TRIED = {
     "DYN_TLS_CERT_PATH=certs/edge.pem": Place("tests/docs/commands/test_up.py"),
     "curl --cacert certs/ca.pem": Place("tests/docs/commands/test_up.py"),
     "unbroken chat --url https": Place("tests/docs/commands/test_up.py"),
+    "unbroken up --certs certs": Place("tests/docs/commands/test_up.py"),
+    "unbroken registry --peer-cert": Place("tests/integration/access/test_peer_tls.py", "--peer-cert="),
+    "unbroken worker --peer-cert": Place("tests/integration/access/test_peer_tls.py", "--peer-cert="),
+    "unbroken frontend --peer-cert": Place("tests/integration/access/test_peer_tls.py", "--peer-cert="),
+    "unbroken drain --peer-cert": Place("tests/integration/access/test_peer_tls.py", '"drain"'),
     # A part that only one command of the pages contains, or a whole command: where it is run. The commands for grpcurl
     # and `buf curl` have a table of their own, in tests/clients/test_commands.py.
     "curl -sN localhost": Place("tests/docs/commands/test_make_up.py"),

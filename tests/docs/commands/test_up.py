@@ -121,3 +121,15 @@ def test_a_cluster_serves_clients_over_tls(tmp_path: Path) -> None:
         assert json.loads(health)["status"] == "ready"
         assert answer.strip()
         assert f"curl -N https://{up.http}/" in up.running.output
+
+
+def test_a_cluster_speaks_tls_among_its_processes(tmp_path: Path) -> None:
+    folder = f"{tmp_path}/certs"
+    Shell(tmp_path).run(command("unbroken certs certs"), {"certs certs": f"certs {folder}"})
+
+    with cluster(tmp_path, command("unbroken up --certs certs"), {"--certs certs": f"--certs {folder}"}) as up:
+        here = {"localhost:8000": up.http, "certs/": f"{folder}/"}
+        answer = up.shell.run(command("unbroken chat --url https"), here, "Hello!")
+
+        assert answer.strip()
+        assert up.running.output.count(f"{folder}/worker.pem") == len(up.state["workers"])

@@ -15,6 +15,7 @@ from services.frontend.session.stream import Stream
 from services.rpc.codec import card_to_wire
 from services.stubs import worker_pb2
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
+from services.tls.peers import Peers
 from tests.support.clock import WAIT_S
 from tests.support.doubles import CARD, Collected, make_request, run_async
 from tests.support.raw_session import RawSession, serve_raw_sessions
@@ -90,9 +91,9 @@ def play(serve: Serve, use: Use = nothing, config: WorkerSessionConfig = PATIENT
     return run_async(scenario())
 
 
-async def attach(address: str, use: Use, config: WorkerSessionConfig) -> Failure:
-    """Open a session to `address`. Returns the failure that it was lost by."""
-    client = Client(WorkerSession(InstanceRecord("i", address, "m"), config))
+async def attach(address: str, use: Use, config: WorkerSessionConfig, peers: Peers | None = None) -> Failure:
+    """Open a session to `address`, over TLS with `peers`. Returns the failure that it was lost by."""
+    client = Client(WorkerSession(InstanceRecord("i", address, "m"), config, peers=peers))
     on_welcome = asyncio.Event()
 
     async def run() -> None:

@@ -16,6 +16,7 @@ from services.frontend.session.stream import Stream
 from services.frontend.session.stream_table import ADOPTION_S_MAX, COMPLETION_S_MAX
 from services.stubs import worker_pb2
 from services.stubs.inference_pb2 import FINISH_REASON_STOP
+from services.tls.roles import Role
 from tests.frontend.session.support import (
     PATIENT,
     QUICK,
@@ -30,7 +31,8 @@ from tests.frontend.session.support import (
     playing,
 )
 from tests.support.doubles import Collected, make_kept, make_request, run_async
-from tests.support.raw_session import frame
+from tests.support.raw_session import frame, serve_connections
+from tests.tls.support import peers_of, shared_certificates
 
 Outcome = tuple[list[Reason | None], Reason | None]
 """What each stream and the session failed with. None: it did not fail."""
@@ -120,10 +122,32 @@ def ends_before_a_welcome() -> Outcome:
     return outcome(serve, has_stream=False)
 
 
+@on("the handshake of TLS fails, or the peer has not the role of a worker")
+def handshake_fails() -> Outcome:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"no TLS")
+        await reader.read()
+
+    async def scenario() -> Failure:
+        async with serve_connections(greet) as address:
+            return await attach(address, nothing, PATIENT, peers_of(shared_certificates(), Role.FRONTEND))
+
+    return [], run_async(scenario()).reason
+
+
 @on("the first message is no welcome")
 def first_message_is_no_welcome() -> Outcome:
     async def serve(peer: Peer) -> None:
         await peer.send(load=worker_pb2.Load())
+        await peer.raw.read()
+
+    return outcome(serve, has_stream=False)
+
+
+@on("the first message is a refusal")
+def first_message_is_a_refusal() -> Outcome:
+    async def serve(peer: Peer) -> None:
+        await peer.send(refusal="you are no frontend")
         await peer.raw.read()
 
     return outcome(serve, has_stream=False)
