@@ -15,6 +15,7 @@ from simulation.scenario.nemesis import Nemesis, excused_by
 from simulation.scenario.plan import Plan
 from simulation.scenario.situations import SITUATIONS
 from simulation.scenario.watching import end_watching, watch
+from simulation.tenants import keys_file
 
 END_S = 120.0
 """Virtual time after which every request must have ended."""
@@ -43,6 +44,8 @@ def run_plan(plan: Plan) -> Report:
 
 
 def _run(plan: Plan) -> Report:
+    if plan.has_keys:
+        keys_file()  # Before the world's dice are in use: only the first run of a process makes it.
     world = World(str(plan.seed), turn_s_max=plan.turn_s_max)
     world.network.latency_default_s = plan.latency_s
     world.network.buffer_bytes = plan.buffer_bytes

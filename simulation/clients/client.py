@@ -8,6 +8,7 @@ from collections.abc import Callable
 from simulation.clients.answer import Answer, Choice, Visit
 from simulation.runtime.world import World
 from simulation.scenario.plan import RequestPlan
+from simulation.tenants import KEYS
 
 PATIENCE_S = 60.0
 """A connection that brings nothing for so long has hung."""
@@ -54,10 +55,18 @@ class Client(ABC):
             wishes["x-migration-limit"] = str(plan.migration_limit)
         return wishes
 
+    @property
+    def _key(self) -> dict[str, str]:
+        """The key of the client's tenant, as a header or metadata."""
+        return {"x-api-key": KEYS[self._plan.tenant].text} if self._plan.tenant else {}
+
     async def run(self) -> None:
         """Send the request at its time, and come back to an answer that is kept until it is over."""
         plan, answer = self._plan, self.answer
         await asyncio.sleep(plan.at_s)
+        if plan.is_foreign:
+            self._say("tries to cancel what is another tenant's")
+            await self._cancel()
         self._say("is sent")
         await self._visit(plan.frontend, resumes=plan.rival_of is not None)
         if self._goes_on:

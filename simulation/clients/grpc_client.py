@@ -18,7 +18,7 @@ class GrpcClient(Client):
     async def _attempt(self, frontend: int, *, resumes: bool) -> None:
         if resumes:
             asked = inference_pb2.ResumeRequest(generation_id=self.id, cursor=self.answer.cursor)
-            method, metadata, message = "Resume", dict[str, str](), asked.SerializeToString()
+            method, metadata, message = "Resume", self._key, asked.SerializeToString()
         else:
             method, metadata, message = "Generate", self._metadata(), self._request()
         rpc = ClientRpc()
@@ -59,7 +59,7 @@ class GrpcClient(Client):
     async def _cancel(self) -> None:
         rpc, asked = ClientRpc(), inference_pb2.CancelRequest(request_id=self.id)
         try:
-            await self._call(rpc, self._any_frontend(), "Cancel", {}, asked.SerializeToString())
+            await self._call(rpc, self._any_frontend(), "Cancel", self._key, asked.SerializeToString())
             await rpc.next()
         except OSError:
             return  # The frontend is away: the request is not cancelled.
@@ -102,7 +102,7 @@ class GrpcClient(Client):
 
     def _metadata(self) -> dict[str, str]:
         deadline_s = self._plan.deadline_s
-        return self._wishes | ({} if deadline_s is None else {"grpc-timeout": f"{deadline_s * 1e3:.0f}m"})
+        return self._wishes | self._key | ({} if deadline_s is None else {"grpc-timeout": f"{deadline_s * 1e3:.0f}m"})
 
     def _take_trailers(self, trailers: Mapping[str, str]) -> None:
         if trailers["grpc-status"] == "0":

@@ -11,7 +11,7 @@ from simulation.clients.http1 import Http1Exchange
 from simulation.clients.http2 import Http2Exchange
 
 _EXCHANGES: Mapping[str, type[Exchange]] = {"http1": Http1Exchange, "http2": Http2Exchange}
-_JSON = {"Content-Type": "application/json"}
+_JSON: dict[str, str] = {"Content-Type": "application/json"}
 
 
 class HttpClient(Client):
@@ -34,7 +34,7 @@ class HttpClient(Client):
     async def _cancel(self) -> None:
         exchange = self._exchange()
         if not await exchange.open_to(self._any_frontend()):
-            exchange.send("POST", f"/v1/requests/{self.id}/cancel", _JSON, b"{}")
+            exchange.send("POST", f"/v1/requests/{self.id}/cancel", _JSON | self._key, b"{}")
             await exchange.read()
             exchange.abort()
 
@@ -61,13 +61,13 @@ class HttpClient(Client):
             body["stop"] = list(plan.stop)
         if plan.logprobs is not None:
             body["logprobs"] = plan.logprobs
-        headers = {"X-Request-Id": self.id} | self._wishes
+        headers = {"X-Request-Id": self.id} | self._wishes | self._key
         if plan.deadline_s is not None:
             headers["X-Request-Timeout"] = f"{plan.deadline_s * 1e3:.0f}ms"
         exchange.send("POST", "/v1/completions", _JSON | headers, json.dumps(body).encode())
 
     def _send_resumption(self, exchange: Exchange) -> None:
-        headers = {"Accept": "text/event-stream"}
+        headers = {"Accept": "text/event-stream"} | self._key
         if self.answer.cursor:
             headers["Last-Event-ID"] = self.answer.cursor
         exchange.send("GET", f"/v1/streams/{self.id}", headers, b"")

@@ -30,6 +30,8 @@ class Checker:
     def check(self, request: RequestPlan, answer: Answer) -> Iterable[str]:
         """Yield what is wrong with an answer."""
         name = f"request {request.number}"
+        if request.is_foreign and (answer.token_count or answer.is_complete or answer.usage or answer.cursor):
+            yield f"{name}: has got some of another tenant's answer"
         yield from (f"{name}: {fault}" for fault in answer.faults)
         for index, choice in enumerate(answer.choices):
             is_whole = choice.finish is not None or answer.is_complete
@@ -94,7 +96,14 @@ class Checker:
 
     def _allowed_of_kept(self, request: RequestPlan, answer: Answer, visit: Visit) -> Iterable[str]:
         """How a client may fail that comes back."""
-        rivals = [one for one in self._plan.requests if request.number in (one.number, one.rival_of)]
+        if request.is_foreign:
+            yield "STREAM_NOT_FOUND"
+            if self._plan.odd_worker or self._history.loss_count(answer.visits[0].began_s, visit.ended_s):
+                yield from LOST
+            return
+        rivals = [
+            one for one in self._plan.requests if request.number in (one.number, one.rival_of) and not one.is_foreign
+        ]
         has_resumed_before = any(one.is_resume and one.began_s < visit.began_s for one in answer.visits)
         if request.rival_of is not None or len(rivals) > 1 or has_resumed_before:
             yield "TAKEN_OVER"  # Of two resumes at once, the one with the higher number wins.
@@ -112,7 +121,7 @@ class Checker:
             yield "STREAM_NOT_FOUND"
 
     def _is_cancelled(self, request: RequestPlan) -> bool:
-        numbers = (request.number, request.rival_of)
+        numbers = (request.number, None if request.is_foreign else request.rival_of)
         return any(one.reader == "cancels" and one.number in numbers for one in self._plan.requests)
 
 

@@ -16,6 +16,7 @@ from simulation.scenario.plan import (
     HERE,
     RECORDS_ENOUGH,
     SLOTS_ENOUGH,
+    TENANTS,
     THERE,
     WIRES,
     Fault,
@@ -46,6 +47,8 @@ CROWD_ODDS = 0.04
 SLOW_ODDS = 0.08
 """How many runs have clients that are too slow for their answers."""
 BYTES_FEW = (3 * 1024, 32 * 1024)
+TENANTS_ODDS = 0.12
+"""How many runs have two tenants with keys."""
 LEASES_LAPSE_S = 15.0
 LAPSE_ODDS = 0.15
 """How many runs go on until the leases of workers that were killed have lapsed."""
@@ -88,7 +91,23 @@ CHAINS: tuple[tuple[tuple[str, FaultKind, str], ...], ...] = (
 def draw_plan(seed: int) -> Plan:
     """The plan of a seed."""
     chance = random.Random(f"{seed}/crowd")
-    return _crowded(chance, _draw(seed)) if chance.random() < CROWD_ODDS else _draw(seed)
+    plan = _crowded(chance, _draw(seed)) if chance.random() < CROWD_ODDS else _draw(seed)
+    chance = random.Random(f"{seed}/tenants")
+    return _shared(chance, plan) if chance.random() < TENANTS_ODDS else plan
+
+
+def _shared(chance: random.Random, plan: Plan) -> Plan:
+    """Each request is of one of two tenants. A rival may be of the other one, and has no right to the answer then."""
+    tenants = {request.number: chance.choice(TENANTS) for request in plan.requests}
+    requests = [
+        replace(
+            request,
+            tenant=tenants[request.number],
+            is_foreign=request.rival_of is not None and tenants[request.rival_of] != tenants[request.number],
+        )
+        for request in plan.requests
+    ]
+    return replace(plan, requests=tuple(requests))
 
 
 def _crowded(chance: random.Random, plan: Plan) -> Plan:

@@ -4,6 +4,7 @@ import random
 from functools import partial
 from typing import Any
 
+from services.access.keys_watch import AccessConfig
 from services.core.flow.client_flow import ClientBounds
 from services.http.server.config import HttpConfig
 from services.worker.engines.mocker import Faults, MockerConfig
@@ -17,6 +18,7 @@ from simulation.scenario.invariants import Invariants
 from simulation.scenario.lies import EXCUSED, LateEnds, Liars
 from simulation.scenario.moments import Moments
 from simulation.scenario.plan import Fault, Plan
+from simulation.tenants import keys_file
 
 SLOW_S = 0.05
 """How long bytes take on a slow way."""
@@ -72,9 +74,10 @@ class Nemesis:
         elif kind == "worker":
             process = self._start_worker(int(number))
         else:
+            keys: dict[str, Any] = {"access": AccessConfig(keys_file=keys_file())} if plan.has_keys else {}
             bounds = ClientBounds(buffer_bytes_max=plan.client_bytes_max)
             process = self._plane.start_frontend(
-                int(number), drain_timeout_s=plan.drain_s, http=HttpConfig(client=bounds)
+                int(number), drain_timeout_s=plan.drain_s, http=HttpConfig(client=bounds), **keys
             )
             process.on_turn = lambda: self._invariants.check_frontend(process)
         process.on_end = lambda: self._world.after(RESTART_S, lambda: self._start(name))

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 SLOTS_ENOUGH = 64
 RECORDS_ENOUGH = 4096
 BYTES_ENOUGH = 4 * 1024 * 1024
+TENANTS = ("acme", "other")
 
 Reader = Literal["normal", "slow", "leaves", "cancels", "goes on"]
 Wire = Literal["http1", "http2", "grpc"]
@@ -37,6 +38,8 @@ class RequestPlan:
     tokens that it has. `drops`: after how many tokens the client loses its connection and comes back, for an answer
     that is kept. `grace_s`: how long it is kept for a client that is away; `away_s`: how long the client stays away.
     `migration_limit`: the client's own. `rival_of`: the number of another client, whose answer this one resumes.
+    `tenant`: whose key the client has; empty: the plane has no keys. `is_foreign`: its rival is another tenant's; such
+    a client tries to cancel the answer, too.
     """
 
     number: int
@@ -60,6 +63,8 @@ class RequestPlan:
     after: int = 0
     drops: tuple[int, ...] = ()
     rival_of: int | None = None
+    tenant: str = ""
+    is_foreign: bool = False
 
     @property
     def choice_count(self) -> int:
@@ -130,6 +135,11 @@ class Plan:
     def is_tight(self) -> bool:
         """Whether workers may refuse requests for want of room."""
         return self.slots < SLOTS_ENOUGH or self.refusals > 0
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether clients need keys."""
+        return any(request.tenant for request in self.requests)
 
     def without(self, *, request: int | None = None, fault: int | None = None) -> "Plan":
         """The plan without one of its requests, or of its faults, by index."""

@@ -154,6 +154,11 @@ SITUATIONS = (
     Watched(
         "an answer is not found", f"{_FRONTEND}.resume.finder:GenerationFinder.find", _fails(Reason.STREAM_NOT_FOUND)
     ),
+    Watched(
+        "an answer is not found by its tenant, or by another one",
+        f"{_FRONTEND}.resume.finder:GenerationFinder.find",
+        lambda outcome, f, i, tenant: bool(tenant.name) and isinstance(outcome, Failure),
+    ),
     Watched("an answer has expired", f"{_FRONTEND}.resume.finder:GenerationFinder.find", _fails(Reason.STREAM_EXPIRED)),
     Watched(
         "a worker that may have the answer is away",
