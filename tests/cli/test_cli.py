@@ -143,8 +143,8 @@ def test_unknown_command_is_refused() -> None:
     assert "wroker" in done.stderr
 
 
-def test_every_option_has_a_variable_except_those_of_one_process() -> None:
-    """These options belong to one process; a variable would set them for all processes."""
+def test_every_option_has_a_variable_except_those_of_one_process_or_call() -> None:
+    """These options belong to one process or one call; a variable would set them for all."""
     context = click.Context(cli)
     commands = [command for name in COMMANDS if (command := cli.get_command(context, name)) is not None]
     silent = {
@@ -154,7 +154,7 @@ def test_every_option_has_a_variable_except_those_of_one_process() -> None:
         if isinstance(option, click.Option) and not (option.envvar and option.show_envvar)
     }
 
-    assert silent == {"--ready-file", "--mocker-fault", "--member"}
+    assert silent == {"--ready-file", "--mocker-fault", "--member", "--host", "--domain", "--days"}
 
 
 @pytest.mark.parametrize("name", ["frontend", "worker", "registry"])
