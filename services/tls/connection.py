@@ -73,7 +73,7 @@ class TlsConnection(asyncio.Protocol):
         self._flight = bytearray()  # Of the handshake: what the next step handles.
         self._flight_size = 0
         self._is_step_due = self._is_over = self._has_peer_ended = False
-        self.is_closing = self.has_ended = False  # By the inner protocol.
+        self.is_closing = self.has_ended = False  # By the inner protocol, or as TLS is broken.
         self._reply_size = 0
         self._is_tcp_ended = False  # During the handshake.
         self._goes_on = False  # After the peer's end.
@@ -103,8 +103,8 @@ class TlsConnection(asyncio.Protocol):
             self._step_soon()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_over:
-            return
+        if self._is_over or self._has_peer_ended:
+            return  # OpenSSL would keep what comes after the end, and never read it.
         if self.inner is not None:
             self._receive(data)
             return
@@ -160,7 +160,11 @@ class TlsConnection(asyncio.Protocol):
             self._refuse(error, self._records.pending())  # The alert that says why.
             return
         if is_complete:
-            self._open()
+            try:
+                self._open()
+            except BaseException:
+                self.tcp.abort()  # As transports do when `data_received` raises.
+                raise
         elif self._flight_size > FLIGHT_BYTES_MAX:
             self._fail(ssl.SSLError(ssl.SSL_ERROR_SSL, f"its handshake is longer than {FLIGHT_BYTES_MAX} bytes"))
         elif self._is_tcp_ended:
@@ -169,7 +173,7 @@ class TlsConnection(asyncio.Protocol):
             self._send_pending()
 
     def _open(self) -> None:
-        """The handshake is complete. Over TLS 1.3 a server may still refuse a client's certificate: see `_broke`."""
+        """The handshake is complete. Over TLS 1.3 a server may still refuse a client's certificate: see `_receive`."""
         self._send_pending()
         try:
             inner = self._make_inner(self.tls)
@@ -183,7 +187,7 @@ class TlsConnection(asyncio.Protocol):
         self.tcp.resume_reading()
         inner.connection_made(TlsTransport(self))
         self._receive(b"")
-        if self._is_tcp_ended and not self._end():
+        if self._is_tcp_ended and self._error is None and not self._end():
             self.close()
 
     def expire(self, why: str) -> None:
@@ -227,10 +231,16 @@ class TlsConnection(asyncio.Protocol):
         error = self._records.decrypt(data, chunks)
         if self._records.pending_size and not self._reply():
             error = error or much()
+        has_ended = isinstance(error, ssl.SSLZeroReturnError)
+        if error is not None and not has_ended:
+            self._error, self.is_closing = error, True  # Nothing can be written: OpenSSL would raise.
         if chunks:
             self.inner.data_received(chunks[0] if len(chunks) == 1 else b"".join(chunks))
-        if error is not None and not self._is_over:
-            self._broke(error)
+        if self._error is not None:
+            self._send_pending()  # The alert that says why.
+            self.tcp.abort()
+        elif has_ended and not self._is_over and not self._end():
+            self.close()
 
     def _reply(self) -> bool:
         """Send what TLS itself has to say. Returns whether the peer takes it."""
@@ -239,14 +249,6 @@ class TlsConnection(asyncio.Protocol):
         self._reply_size += self._records.pending_size
         self._send_pending()
         return self._reply_size <= REPLY_BYTES_MAX
-
-    def _broke(self, error: Exception) -> None:
-        if not isinstance(error, ssl.SSLZeroReturnError):
-            self._send_pending()  # The alert that says why.
-            self._error = error
-            self.tcp.abort()
-        elif not self._end():
-            self.close()
 
     def _end(self) -> bool:
         """The peer has ended its direction, by TLS or by TCP. Returns whether the inner protocol goes on."""

@@ -55,7 +55,7 @@ class Handshakes:
             timer.cancel()
 
     def step(self, handle: Callable[[], None]) -> None:
-        """Call `handle`, which may be expensive, when it is its turn. It must not raise.
+        """Call `handle`, which may be expensive, when it is its turn. What it raises goes to the loop's handler.
 
         A connection has one step in the queue at a time, so HANDSHAKES_MAX bounds it.
         """
@@ -75,9 +75,11 @@ class Handshakes:
     def _turn(self) -> None:
         self._is_turn_due = False
         until = clock() + HANDSHAKE_TURN_S
-        while self._steps:
-            self._steps.popleft()()
-            if clock() >= until:
-                break
-        if self._steps:
-            self._turn_soon()
+        try:
+            while self._steps:
+                self._steps.popleft()()
+                if clock() >= until:
+                    break
+        finally:  # A step that raises must not stop the others.
+            if self._steps:
+                self._turn_soon()

@@ -168,9 +168,9 @@ class Client:
                     self.flush()
                 return
 
-    def flush(self) -> None:
-        """Send what TLS has to say."""
-        self.writer.write(self._out.read())
+    def flush(self, more: bytes = b"") -> None:
+        """Send what TLS has to say, and `more` in the same segment."""
+        self.writer.write(self._out.read() + more)
 
     async def fill(self) -> None:
         """Read some bytes. Raises EOFError at the end of the TCP connection."""

@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import gc
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
@@ -39,10 +40,14 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     run_on_loop(bounded())
 
 
+def waiting_in(sock: socket.socket, queue: int) -> int:
+    """Bytes that wait in a queue of the kernel: FIONREAD, to be read; TIOCOUTQ, to be acknowledged by the other end."""
+    return int.from_bytes(fcntl.ioctl(sock.fileno(), queue, bytes(4)), sys.byteorder)
+
+
 def unread_size(inner: Recorder) -> int:
     """Bytes that wait in the kernel for the server to read them."""
-    waiting = fcntl.ioctl(inner.transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4))
-    return int.from_bytes(waiting, sys.byteorder)
+    return waiting_in(inner.transport.get_extra_info("socket"), termios.FIONREAD)
 
 
 def trusting() -> ssl.SSLContext:
@@ -208,6 +213,84 @@ def test_broken_record_ends_the_connection_as_a_reset_does() -> None:
             await until(lambda: inner.is_lost)
             assert isinstance(inner.error, ssl.SSLError)
             assert not inner.has_end
+
+    run(test)
+
+
+class Answering(Recorder):
+    """Answers what it receives at once, and hangs up, as HTTP/1.1 does with a request that it cannot read."""
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.transport.write(b"no")
+        self.transport.write_eof()
+        self.transport.close()
+
+
+@pytest.mark.parametrize("comes_with_handshake", [True, False])
+def test_answer_to_data_before_a_broken_record_is_dropped(comes_with_handshake: bool) -> None:
+    """OpenSSL refuses to encrypt after a broken record. The data came before it, so it is delivered."""
+
+    async def test() -> None:
+        faults: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        async with (
+            serving(shared_context(), make_inner=lambda _: Answering()) as server,
+            connected(server.port, trusting(), shakes=False) as client,
+        ):
+            await client.shake(flushes_last=not comes_with_handshake)
+            client.tls.write(b"hello")
+            client.flush(b"\x17\x03\x03\x00\x20" + bytes(32))
+            inner = await server.first()
+            await until(lambda: inner.is_lost)
+
+            assert inner.received == b"hello"
+            assert isinstance(inner.error, ssl.SSLError)
+            assert faults == []
+
+    run(test)
+
+
+def test_protocol_that_raises_at_the_end_of_the_handshake_is_cut_off() -> None:
+    class Faulty(Recorder):
+        def data_received(self, data: bytes) -> None:
+            raise ZeroDivisionError
+
+    async def test() -> None:
+        faults: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context.get("exception")))
+        async with (
+            serving(shared_context(), make_inner=lambda _: Faulty()) as server,
+            connected(server.port, trusting(), shakes=False) as client,
+        ):
+            await client.shake(flushes_last=False)
+            client.send(b"hello")
+            inner = await server.first()
+
+            await until(lambda: inner.is_lost)
+            assert [type(fault) for fault in faults] == [ZeroDivisionError]
+
+    run(test)
+
+
+def test_what_comes_after_the_end_of_the_clients_direction_is_not_kept() -> None:
+    async def test() -> None:
+        async with (
+            serving(shared_context(), make_inner=lambda _: Recorder(goes_on=True)) as server,
+            connected(server.port, trusting()) as client,
+        ):
+            inner = await server.first()
+            client.end()
+            await until(lambda: inner.has_end)
+            client.writer.write(BIG)
+            sock = client.writer.get_extra_info("socket")
+            await until(lambda: not client.writer.transport.get_write_buffer_size())
+            await until(lambda: not waiting_in(sock, termios.TIOCOUTQ) and not unread_size(inner))
+
+            assert server.connections[0]._records._incoming.pending == 0
+            assert inner.received == b""
+            inner.transport.write(b"still here")
+            assert await client.read(10) == b"still here"
 
     run(test)
 

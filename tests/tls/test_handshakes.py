@@ -89,3 +89,22 @@ def test_iteration_has_few_steps_if_they_are_expensive_and_the_rest_follow_in_or
         assert [count for count in dict.fromkeys(seen) if count] == [2, 4, 5]
 
     run_clocked(test())
+
+
+def test_step_that_raises_does_not_stop_the_others() -> None:
+    async def test() -> None:
+        faults: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context.get("exception")))
+        handshakes, done = Handshakes(), []
+
+        def faulty() -> None:
+            raise ZeroDivisionError
+
+        handshakes.step(faulty)
+        handshakes.step(lambda: done.append(1))
+        await settle()
+
+        assert done == [1]
+        assert [type(fault) for fault in faults] == [ZeroDivisionError]
+
+    run_clocked(test())
