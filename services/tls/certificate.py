@@ -19,6 +19,11 @@ ALPN = ("h2", "http/1.1")
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
 _STEPS_MAX = 10
 """Flights of a handshake in memory: TLS 1.3 needs three."""
+_UNUSABLE = {
+    "NO_SHARED_CIPHER": "clients do not use keys of its kind: have one made with a key of ECDSA P-256, or of RSA",
+    "EXCESSIVE_MESSAGE_SIZE": "its chain is too long for clients: leave out what is not its issuer",
+}
+"""What OpenSSL calls the reason why a certificate that can be loaded cannot be served."""
 _EXPIRED, _NOT_YET = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID: openssl verify(1).
 
 
@@ -92,18 +97,24 @@ def read_pem(file: Path) -> bytes:
 def certificate_of(context: ssl.SSLContext, files: PairFiles) -> Certificate:
     """What the certificate of a server's context says. `files`: those that are loaded in it.
 
-    Raises CertificateError if it is not valid at present.
+    Raises CertificateError if it is not valid at present, or no client could use it.
     """
     found = _CERTIFICATE.search(read_pem(files.cert))
-    assert found is not None, "it could be loaded"
+    if found is None:  # OpenSSL loads certificates with other labels, too.
+        raise CertificateError(f"{files.cert} has no `BEGIN CERTIFICATE`: convert it with `openssl x509`")
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # It need not be a CA.
-    client.load_verify_locations(cadata=found[0].decode("ascii"))
     try:
+        client.load_verify_locations(cadata=found[0].decode("ascii"))
         return decoded(peer_of(client, context))
     except ssl.SSLCertVerificationError as error:
-        raise CertificateError(f"the certificate {files.cert} cannot be used: {invalid(error)}") from None
+        why = invalid(error)
+    except ssl.SSLError as error:
+        why = _UNUSABLE.get(error.reason) or f"clients cannot read it ({_reason(error)})"
+    except ValueError:  # Of what is no ASCII, and of dates.
+        why = "it is not understood"
+    raise CertificateError(f"the certificate {files.cert} cannot be used: {why}")
 
 
 def peer_of(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]:
@@ -119,8 +130,8 @@ def peer_of(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]:
             except ssl.SSLWantReadError:
                 pass
         if all(is_done):
-            break
-    return ends[0].getpeercert() or {}
+            return ends[0].getpeercert() or {}
+    raise ssl.SSLError(ssl.SSL_ERROR_SSL, "the handshake does not end")
 
 
 def decoded(peer: dict[str, Any]) -> Certificate:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from services.tls import certificate as module
 from services.tls.certificate import CertificateError, PairFiles, certificate_of, server_context
@@ -95,6 +96,53 @@ def test_no_message_has_a_part_of_the_key(made: Certificates) -> None:
         server_context(PairFiles(one.cert, other.key))
 
     assert not any(body[start : start + 8] in str(found.value) for start in range(len(body) - 8))
+
+
+@pytest.mark.parametrize("curve", [ec.SECP256K1, ec.BrainpoolP256R1])
+def test_key_of_a_kind_that_clients_do_not_use_is_refused(
+    made: Certificates, curve: type[ec.EllipticCurve], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenSSL loads it, but no handshake succeeds."""
+    monkeypatch.setattr(ec, "SECP256R1", curve)
+    files = made.pair()
+
+    with pytest.raises(CertificateError, match=r"edge\.pem cannot be used: clients do not use keys of its kind"):
+        loaded(files)
+
+
+@pytest.mark.parametrize("label", ["X509 CERTIFICATE", "TRUSTED CERTIFICATE"])
+def test_certificate_with_another_label_is_refused(made: Certificates, label: str) -> None:
+    files = made.pair()
+    files.cert.write_text(files.cert.read_text().replace("CERTIFICATE", label))
+
+    with pytest.raises(CertificateError, match=r"edge\.pem has no `BEGIN CERTIFICATE`: convert it"):
+        loaded(files)
+
+
+def test_file_that_is_replaced_while_it_is_read_is_refused(made: Certificates) -> None:
+    files = made.pair()
+    context = server_context(files)
+    made.pair()
+
+    with pytest.raises(CertificateError, match=r"edge\.pem cannot be used"):
+        certificate_of(context, files)
+
+
+def test_chain_that_clients_refuse_for_its_length_is_refused(made: Certificates) -> None:
+    files = made.pair()
+    one = files.cert.read_bytes()
+    files.cert.write_bytes(one * (200_000 // len(one)))
+
+    with pytest.raises(CertificateError, match="its chain is too long for clients"):
+        loaded(files)
+
+
+def test_text_within_a_certificate_is_refused(made: Certificates) -> None:
+    files = made.pair()
+    files.cert.write_text(files.cert.read_text().replace("CERTIFICATE-----\n", "CERTIFICATE-----\nü\n", 1))
+
+    with pytest.raises(CertificateError, match="it is not understood"):
+        loaded(files)
 
 
 def test_server_speaks_no_old_version(made: Certificates) -> None:
