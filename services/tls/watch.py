@@ -45,7 +45,8 @@ class WatchedFiles(Generic[Loaded]):
         self._files = files
         self._load = load
         self._now = now
-        self._used = self._seen = self._failed = _state_of(files)
+        self._used = self._seen = _state_of(files)
+        self._fault = ""  # Why the files cannot be used, as the log has it.
         self.loaded = load()
         self._warned_at = 0.0
         self.failures = 0
@@ -71,13 +72,13 @@ class WatchedFiles(Generic[Loaded]):
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Read the files if they have changed since they were read, and are the same as at the last look.
+        """Read the files if they have changed since they were used, and are the same as at the last look.
 
         So a pair that is being replaced is not taken for whole. Kubernetes changes what links refer to, so the inode
-        counts as well.
+        counts as well. Files that cannot be used are read at each look: a certificate may become valid later.
         """
         before, self._seen = self._seen, _state_of(self._files)
-        if self._seen == before and self._seen not in (self._used, self._failed):
+        if self._seen == before and self._seen != self._used:
             self._read()
         self._warn()
 
@@ -85,11 +86,12 @@ class WatchedFiles(Generic[Loaded]):
         try:
             loaded = self._load()
         except CertificateError as error:
-            self._failed = self._seen
-            log.error("the new certificate cannot be used: the one before it stays in use", why=str(error))
+            if str(error) != self._fault:
+                log.error("the new certificate cannot be used: the one before it stays in use", why=str(error))
+            self._fault = str(error)
             return
         if _state_of(self._files) == self._seen:
-            self.loaded, self._used, self._failed = loaded, self._seen, self._seen
+            self.loaded, self._used, self._fault = loaded, self._seen, ""
             self._warned_at = 0.0
             log.info("a new certificate is in use", expires=_day(loaded), path=str(self._files[0]))
 

@@ -82,6 +82,29 @@ def test_pair_that_cannot_be_used_leaves_the_last_one_in_use(made: Certificates,
     assert watched.serial == before
 
 
+def test_pair_that_cannot_be_used_yet_is_in_use_later(made: Certificates) -> None:
+    """The reasons may pass without a change of the files: clocks go on, and network drives come back."""
+    files = made.pair()
+    why = ""
+
+    def load() -> ServerPair:
+        if why:
+            raise CertificateError(why)
+        return before
+
+    before = watched_pair(files, lambda: 0.0).loaded
+    watched = Watched(made, files)
+    watched.pair = WatchedFiles((files.cert, files.key), load, lambda: 0.0)
+    made.pair(days=30)
+
+    why = "it is not valid yet"
+    assert watched.look(4) == ["the new certificate cannot be used: the one before it stays in use"]
+    why = "it cannot be read"
+    assert watched.look(4) == ["the new certificate cannot be used: the one before it stays in use"]
+    why = ""
+    assert watched.look(4) == ["a new certificate is in use"]
+
+
 def test_link_that_refers_to_another_folder_is_a_change(tmp_path: Path) -> None:
     """Kubernetes replaces a secret so: the files keep their names, and the size may be the same."""
     made = [Certificates(tmp_path / name) for name in ("old", "new")]
