@@ -1,6 +1,7 @@
 """Tells HTTP/2 from HTTP/1.1 by the first bytes of a connection, which may come one by one.
 
-Source: RFC 9113, section 3.3, "prior knowledge", and section 3.4, the preface.
+Source: RFC 9113, section 3.3, "prior knowledge", and section 3.4, the preface. Over TLS, a version that was agreed
+on by ALPN is the only one.
 """
 
 import asyncio
@@ -16,10 +17,11 @@ from services.http.server.messages import HttpRequest, Response
 class Detector(asyncio.Protocol):
     """The protocol of a new connection until its version is known. Meanwhile the connection counts as idle."""
 
-    __slots__ = ("_context", "_received", "_transport")
+    __slots__ = ("_agreed", "_context", "_received", "_transport")
 
     def __init__(self, context: ConnectionContext) -> None:
         self._context = context
+        self._agreed: str | None = None
         self._received = b""
         self._transport: asyncio.Transport
 
@@ -29,14 +31,20 @@ class Detector(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's transports are not of asyncio's class.
+        if (tls := transport.get_extra_info("ssl_object")) is not None:
+            self._agreed = tls.selected_alpn_protocol()
         self._context.clients.add(self)
 
     def data_received(self, data: bytes) -> None:
         data = self._received + data
-        if data.startswith(PREFACE):
+        if self._agreed == "http/1.1":
+            self._hand_over(Connection(self._context), data)
+        elif data.startswith(PREFACE):
             self._hand_over(H2Connection(self._context), data[len(PREFACE) :])
         elif PREFACE.startswith(data):
             self._received = data
+        elif self._agreed == "h2":
+            self._transport.close()  # A GOAWAY may be left out: the client does not speak HTTP/2.
         else:
             self._hand_over(Connection(self._context), data)
 

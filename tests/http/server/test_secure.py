@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from services.core.errors import Reason
 from services.core.flow.client_flow import ClientBounds
+from services.http.h2.wire.frames import PREFACE
 from services.http.server.config import HttpConfig
 from services.http.server.secure import NO_ROOM
 from services.tls.watch import ServerPair, WatchedFiles, watched_pair
@@ -20,6 +21,7 @@ from tests.support.clock import WAIT_S
 from tests.tls.support import Certificates, connected, serial_of, until
 
 COMPLETIONS = "/v1/completions"
+GET = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 STREAMED = {"model": "org/tiny", "prompt": "x", "stream": True}
 
 
@@ -50,6 +52,33 @@ def test_client_chooses_its_version_by_alpn(made: Certificates, pair: WatchedFil
             assert '"Hello ' in answer.text
             assert '"world' in answer.text
             assert answer.text.endswith("data: [DONE]\n\n")
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("offered", "sent", "answer"),
+    [
+        (["h2"], GET, b""),
+        (["http/1.1"], PREFACE, b"HTTP/1.1 400 "),
+        ([], GET, b"HTTP/1.1 200 "),
+        ([], PREFACE, b"\0\0"),
+        (["h3"], GET, b"HTTP/1.1 200 "),
+    ],
+    ids=["HTTP/1.1 after h2", "HTTP/2 after http/1.1", "HTTP/1.1 without ALPN", "HTTP/2 without ALPN", "only h3"],
+)
+def test_version_is_that_which_was_agreed_on(
+    made: Certificates, pair: WatchedFiles[ServerPair], offered: list[str], sent: bytes, answer: bytes
+) -> None:
+    """Without an agreement, the first bytes decide."""
+    context = made.client_context()
+    context.set_alpn_protocols(offered)
+
+    async def test() -> None:
+        async with serving(Script(), tls=pair) as server, connected(server.port, context) as client:
+            client.send(sent)
+
+            assert await client.read(len(answer) or 1) == answer
 
     run(test)
 
@@ -104,9 +133,7 @@ def test_client_that_does_not_read_is_cut_as_over_tcp(made: Certificates, pair: 
     run(test)
 
 
-@pytest.mark.parametrize(
-    "request_bytes", [b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
-)
+@pytest.mark.parametrize("request_bytes", [GET, PREFACE])
 def test_client_without_tls_is_told_so(
     made: Certificates, pair: WatchedFiles[ServerPair], request_bytes: bytes
 ) -> None:
