@@ -1,10 +1,13 @@
 """`unbroken certs`: makes a certificate authority, and certificates for clients' ports and for each role."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import click
 
 from services.cli.options import Integer
+from services.core.errors import quoted
 from services.tls.certificate import CertificateError
 from services.tls.roles import Role, dns_name, spiffe_id
 
@@ -12,6 +15,20 @@ EDGE = "edge"
 HOSTS = ("localhost", "127.0.0.1", "::1")
 DAYS = Integer(1, 3650)
 MISSING = "this command needs the library cryptography: pip install 'unbroken[certs]'"
+_LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_DOMAIN = re.compile(rf"(?=.{{1,200}}$){_LABEL}(\.{_LABEL})*")
+"""A trust domain of SPIFFE that is also a DNS name, and has room for a role before it."""
+
+
+class Domain(click.ParamType[str]):
+    """A trust domain."""
+
+    name = "domain"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not _DOMAIN.fullmatch(value):
+            self.fail(f"{quoted(value)} is not a domain: write it in lower case, such as plane.example", param, ctx)
+        return str(value)
 
 
 @click.command(short_help="Make a CA and certificates for TLS.", context_settings={"show_default": True})
@@ -23,7 +40,9 @@ MISSING = "this command needs the library cryptography: pip install 'unbroken[ce
     metavar="HOST",
     help="Name or address by which clients reach a frontend, besides localhost. May be repeated.",
 )
-@click.option("--domain", default="unbroken.local", help="Trust domain of the roles: spiffe://DOMAIN/frontend.")
+@click.option(
+    "--domain", default="unbroken.local", type=Domain(), help="Trust domain of the roles: spiffe://DOMAIN/frontend."
+)
 @click.option("--days", default=90, type=DAYS, help="Number of days that the certificates are valid.")
 def command(folder: Path, hosts: tuple[str, ...], domain: str, days: int) -> None:
     """Make a CA and certificates in FOLDER, for trying TLS and for small set-ups.

@@ -61,6 +61,17 @@ def test_host_that_is_no_name_is_an_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "domain", ["exämple", "", "Plane.Example", "a b", "plane.example/x", "-a", "a..b", f"{'a' * 64}.b"]
+)
+def test_domain_that_no_certificate_can_have_is_an_error(tmp_path: Path, domain: str) -> None:
+    done = run(str(tmp_path), f"--domain={domain}")
+
+    assert done.exit_code == 2, done.exception
+    assert "is not a domain: write it in lower case, such as plane.example" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
