@@ -127,6 +127,8 @@ class GrpcReturningClient(Returning):
         self.error, count = None, 0
         try:
             head = dict(await call.initial_metadata())
+            if not head:
+                await call.read()  # It has failed before its head, which is then empty: raises why.
             self.generation_id = head.get("x-unbroken-generation-id", self.generation_id)
             while count != events_max and isinstance(item := await call.read(), inference_pb2.GenerateResponse):
                 self._take(item)
@@ -134,7 +136,7 @@ class GrpcReturningClient(Returning):
         except grpc.aio.AioRpcError as error:
             assert not self.has_ended
             refused = refusal_from(error)
-            if not count and refused.error["code"] is not None:
+            if not count and (refused.error["code"] is not None or not self.generation_id):
                 raise refused from None
             if refused.error["code"] is not None:
                 self.error = refused.error
