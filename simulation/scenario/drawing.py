@@ -115,6 +115,7 @@ def _crowded(chance: random.Random, plan: Plan) -> Plan:
     plan = replace(
         plan, workers=max(2, plan.workers), slots=2, places=1, refusals=0, odd_worker=False, splits_ends=True
     )
+    plan = replace(plan, client_bytes_max=BYTES_ENOUGH)  # Its clients are not slow, though they have much to read.
     requests = [
         replace(request, n=3, reader="normal", rival_of=None, prompts=request.prompts[:1], is_streamed=True)
         for request in plan.requests[:2]

@@ -4,7 +4,7 @@ from typing import get_args
 
 from simulation.scenario.drawing import draw_plan
 from simulation.scenario.moments import FAULT_MOMENT, MOMENTS
-from simulation.scenario.plan import ELSEWHERE, FAULT_KINDS, HERE, THERE, WIRES, Plan, Reader
+from simulation.scenario.plan import BYTES_ENOUGH, ELSEWHERE, FAULT_KINDS, HERE, THERE, WIRES, Plan, Reader
 
 PLANS = [draw_plan(seed) for seed in range(1000)]
 
@@ -51,3 +51,11 @@ def test_plan_without_a_request_or_a_fault_has_all_others() -> None:
 
     assert plan.without(request=0).requests == plan.requests[1:]
     assert plan.without(fault=1).faults == (plan.faults[0], *plan.faults[2:])
+
+
+def test_only_slow_clients_have_little_room() -> None:
+    """Seed 1708: a client that was not slow was cut off."""
+    narrow = [plan for plan in (*PLANS, draw_plan(1708)) if plan.client_bytes_max < BYTES_ENOUGH]
+
+    assert narrow
+    assert all(request.reader == "slow" for plan in narrow for request in plan.requests)
