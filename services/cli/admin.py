@@ -33,7 +33,8 @@ admin_options = combined(
     env_option(
         "--admin-token",
         "DYN_ADMIN_TOKEN",
-        help="Bearer token that admin calls must send. Default: none is needed. All users of the machine can see a"
+        help="Bearer token that admin calls must send. Default: none is needed; with --keys-file, admin calls then have"
+        " to have an address of their own. All users of the machine can see a"
         " command line; prefer the variable or --admin-token-file.",
     ),
     env_option(

@@ -25,7 +25,7 @@ from services.core.interface import Layer
 from services.core.model_card import ModelCard
 from services.core.tenant import Tenant
 from services.discovery.watcher import Watcher
-from services.frontend.api.admin.admin import Admin, AdminConfig
+from services.frontend.api.admin.admin import NO_TOKEN_HINT, Admin, AdminConfig
 from services.frontend.api.admin.grpc_service import SERVICE as ADMIN_SERVICE
 from services.frontend.api.admin.grpc_service import AdminService, admin_guard
 from services.frontend.api.build import build_admin_app, build_app
@@ -165,7 +165,9 @@ class Frontend:
             self._metrics.registry.register(
                 TenantMetrics(self._limits, self._pool.count_frontends, config.metrics_prefix)
             )
-        self._admin = Admin(config.admin, self._catalog, self._busy, self._control)
+        self._admin = Admin(
+            config.admin, self._catalog, self._busy, self._control, clients_need_keys=self._keys is not None
+        )
         admin = self._admin if config.admin.is_with_clients else None
         pipeline = self._pipeline()
         on_refused = partial(observe_refused, self._metrics)
@@ -242,6 +244,9 @@ class Frontend:
         addresses = await self._listen(servers)
         if self._keys is None:
             log.info("clients need no keys", remedy="with --keys-file they do: see `unbroken keys`")
+        if self._admin.is_refusing:
+            why = "clients need keys, and there is no admin token"
+            log.info("admin calls are refused", why=why, remedy=NO_TOKEN_HINT)
         log.info("frontend ready", **addresses)
         if self._config.ready_file is not None:
             write_atomically(self._config.ready_file, json.dumps(addresses))

@@ -3,9 +3,10 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
 
+from services.access.keys_edit import add_key
+from services.access.keys_watch import AccessConfig
 from services.frontend.api.admin.admin import AdminConfig
 from services.frontend.api.admin.grpc_service import SERVICE
 from services.frontend.server import Frontend, FrontendConfig
@@ -30,22 +33,23 @@ NOBODY = "127.0.0.1:1"
 READY_POLL_S = 0.005
 
 
-def configured(ready_file: Path | None, **admin: Any) -> FrontendConfig:
+def configured(ready_file: Path | None, keys_file: Path | None = None, **admin: Any) -> FrontendConfig:
     return FrontendConfig(
         grpc_listen=ANY,
         http_listen=ANY,
         registries=(NOBODY,),
         ready_file=ready_file,
         admin=AdminConfig(**admin),
+        access=AccessConfig(keys_file=keys_file),
     )
 
 
 @asynccontextmanager
-async def running(folder: Path, **admin: Any) -> AsyncIterator[dict[str, str]]:
+async def running(folder: Path, keys_file: Path | None = None, **admin: Any) -> AsyncIterator[dict[str, str]]:
     """Run a frontend. Yields the addresses in its ready file."""
     ready_file, stopping = folder / "ready", asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(Frontend(configured(ready_file, **admin)).run(stopping))
+        group.create_task(Frontend(configured(ready_file, keys_file, **admin)).run(stopping))
         while not ready_file.exists():
             await asyncio.sleep(READY_POLL_S)
         try:
@@ -54,8 +58,11 @@ async def running(folder: Path, **admin: Any) -> AsyncIterator[dict[str, str]]:
             stopping.set()
 
 
-async def http_status(address: str, path: str) -> int:
-    async with aiohttp.ClientSession() as session, session.get(f"http://{address}{path}") as response:
+async def http_status(address: str, path: str, headers: Mapping[str, str] = MappingProxyType({})) -> int:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{address}{path}", headers=headers) as response,
+    ):
         return response.status
 
 
@@ -136,6 +143,19 @@ def test_admin_calls_are_answered_only_at_their_configured_address(place: str, t
     run_async(scenario())
 
 
+def test_admin_calls_are_refused_if_clients_need_keys_and_there_is_no_token(tmp_path: Path) -> None:
+    """A bug: they were open to everybody, over HTTP and gRPC."""
+    key = add_key(tmp_path / "keys.toml", "acme")
+
+    async def scenario() -> tuple[list[int], grpc.StatusCode]:
+        async with running(tmp_path, tmp_path / "keys.toml") as addresses:
+            headers: Sequence[dict[str, str]] = ({}, {"authorization": f"Bearer {key.text}"})
+            statuses = [await http_status(addresses["http"], "/busy_threshold", one) for one in headers]
+            return statuses, await grpc_status(addresses["grpc"])
+
+    assert run_async(scenario()) == ([401, 401], grpc.StatusCode.UNAUTHENTICATED)
+
+
 def test_admin_address_and_client_address_both_serve_health_and_metrics(tmp_path: Path) -> None:
     async def scenario() -> list[int]:
         paths = ("/live", "/health", "/metrics")
@@ -205,4 +225,4 @@ def test_admin_address_in_use_is_reported_with_the_option(name: str, option: str
 
 
 async def start_at(name: str, address: str) -> None:
-    await Frontend(configured(None, **{name: address})).run(asyncio.Event())
+    await Frontend(configured(None, None, **{name: address})).run(asyncio.Event())

@@ -15,6 +15,7 @@ from services.frontend.routing.thresholds import BusyThresholds, Thresholds
 log = structlog.get_logger()
 
 SCHEME = "bearer"
+NO_TOKEN_HINT = "Start the frontend with --admin-token-file, or with --admin-listen, which is an address for operators."
 NOT_FOR_PAGES = "Call from a program that is no page: browsers add the header `origin`, and no token allows that."
 
 
@@ -25,7 +26,8 @@ class AdminConfig:
     `listen`, `grpc_listen`: addresses for admin calls alone, both over HTTP and gRPC. If neither is set, the clients'
     addresses serve admin calls: an operator who moves the admin API out of the clients' reach moves all of it.
 
-    `token`: the token that each call must carry; None: calls need none. `is_on`: whether there is an admin API at all.
+    `token`: the token that each call must carry; None: calls need none, see `Admin`. `is_on`: whether there is an
+    admin API at all.
     """
 
     listen: str | None = None
@@ -43,9 +45,20 @@ class Admin:
     """The calls of operators. Servers call `authorize` first."""
 
     def __init__(
-        self, config: AdminConfig, catalog: ModelCatalog, thresholds: BusyThresholds, control: FrontendControl
+        self,
+        config: AdminConfig,
+        catalog: ModelCatalog,
+        thresholds: BusyThresholds,
+        control: FrontendControl,
+        *,
+        clients_need_keys: bool = False,
     ) -> None:
-        """`thresholds`: of this process; all processes of a frontend have the same. `control`: sets them in all."""
+        """`thresholds`: of this process; all processes of a frontend have the same. `control`: sets them in all.
+
+        `clients_need_keys`: without a token, the clients' addresses then refuse all admin calls. Otherwise everybody
+        would be an operator there, also without a key.
+        """
+        self.is_refusing = clients_need_keys and config.token is None and config.is_with_clients
         self._token = None if config.token is None else config.token.encode()
         self._catalog = catalog
         self._thresholds = thresholds
@@ -59,6 +72,9 @@ class Admin:
         if origin is not None:
             detail = f"admin calls are not for pages in a browser, and this one comes from {quoted(origin)}"
             raise Failure(Reason.UNAUTHENTICATED, detail, hint=NOT_FOR_PAGES)
+        if self.is_refusing:
+            detail = "this frontend has no admin token, and takes no admin calls where clients need keys"
+            raise Failure(Reason.UNAUTHENTICATED, detail, hint=NO_TOKEN_HINT)
         if self._token is None:
             return
         scheme, _, token = (authorization or "").partition(" ")

@@ -1,5 +1,7 @@
 """Calls with the token read and set the thresholds of any known model; all others are refused."""
 
+from contextlib import nullcontext
+
 import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
@@ -49,6 +51,24 @@ def test_refusal_says_whether_the_call_has_no_token_or_another(given: str | None
 @pytest.mark.parametrize("given", [None, "Bearer anything"])
 def test_every_call_is_authorized_if_no_token_is_configured(given: str | None) -> None:
     make_admin()[0].authorize(given)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_refused"),
+    [
+        (AdminConfig(), True),
+        (AdminConfig(listen="127.0.0.1:0"), False),
+        (AdminConfig(token="secret"), False),
+    ],
+    ids=["with clients, no token", "apart, no token", "with clients, a token"],
+)
+def test_call_where_clients_need_keys_is_refused_unless_there_is_a_token(config: AdminConfig, is_refused: bool) -> None:
+    """A bug: whoever reached a frontend with keys but without a token was an operator."""
+    thresholds = BusyThresholds(AdmissionConfig(thresholds=CONFIGURED))
+    admin = Admin(config, models_of(CARD), thresholds, alone(thresholds), clients_need_keys=True)
+
+    with pytest.raises(Failure, match="has no admin token") if is_refused else nullcontext():
+        admin.authorize("Bearer secret")
 
 
 def test_token_is_not_in_the_logged_configuration() -> None:
