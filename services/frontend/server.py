@@ -45,7 +45,7 @@ from services.frontend.routing.thresholds import AdmissionConfig, BusyThresholds
 from services.frontend.session.pool import Pool, PoolConfig
 from services.http.app import HttpApp
 from services.http.connection_metrics import ConnectionMetrics, TlsMetrics
-from services.http.grpc.routes import GrpcRoutes, key_guard
+from services.http.grpc.routes import GrpcRoutes
 from services.http.grpc.web.routes import WebRoutes
 from services.http.host_rule import HostRule
 from services.http.server.clients import Clients
@@ -53,7 +53,7 @@ from services.http.server.config import HttpConfig
 from services.http.server.cork import Cork
 from services.http.server.listener import Listen, http_server
 from services.models.tokenizers import Vocabulary
-from services.rpc.common_services import REFLECTION_SERVICES, CommonServices
+from services.rpc.common_services import HEALTH_SERVICE, REFLECTION_SERVICES, CommonServices
 from services.rpc.inference_service import InferenceService
 from services.runtime.address import is_local as is_local_host
 from services.runtime.address import split_address
@@ -195,7 +195,8 @@ class Frontend:
         self._common.add_to(self._rpcs)
         if tenant_of is not None:
             for name in (SERVICE, *REFLECTION_SERVICES):
-                self._rpcs.guard(name, key_guard(tenant_of), takes_pages=True)
+                self._rpcs.guard(name, tenant_of, takes_pages=True)
+            self._rpcs.open_to_strangers(HEALTH_SERVICE)
         if admin is not None:
             _add_admin(self._rpcs, admin)
 
@@ -283,7 +284,7 @@ class Frontend:
         self, servers: AsyncExitStack, app: HttpApp, rpcs: GrpcRoutes, listens: Mapping[str, Listen]
     ) -> dict[str, str]:
         """Serve at all addresses until `servers` close. Returns the real addresses, by the names of `listens`."""
-        WebRoutes(rpcs, app.body_bytes_max).add_to(app.routes)
+        WebRoutes(rpcs).add_to(app.routes)
         serving = http_server(
             app,
             self._config.http,

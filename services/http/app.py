@@ -12,7 +12,7 @@ from services.http.errors import closing, error_response, no_room, no_route_resp
 from services.http.host_rule import HostRule
 from services.http.request_id import request_id_of
 from services.http.router import Handler, NoRoute, Router
-from services.http.server.config import HttpConfig
+from services.http.server.config import STRANGER_BODY_BYTES_MAX, HttpConfig
 from services.http.server.context import BrokenHead
 from services.http.server.exchange import Exchange
 from services.http.server.messages import HttpRequest, Response
@@ -66,9 +66,12 @@ class HttpApp:
         if not self.routes.is_private(request.path):
             request.shared = self._cors.headers_of(request)
         is_allowed = ALLOW in request.shared
+        is_asked_by_page = is_allowed and is_preflight(request)  # Browsers send it without a key.
+        if self._tenant_of is not None and (is_asked_by_page or self.routes.is_open(request.path)):
+            request.body_bytes_max = min(request.body_bytes_max, STRANGER_BODY_BYTES_MAX)
         try:
             self._host_rule.check(request, is_allowed=is_allowed)
-            if not (is_preflight(request) and is_allowed):  # Browsers send it without a key.
+            if not is_asked_by_page:
                 self._check(request)
         except Failure as refusal:
             refusal.clear_tracebacks()

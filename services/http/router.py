@@ -53,6 +53,10 @@ class Router:
         """Let clients without a key use `path`, where clients need keys."""
         self._open.add(path)
 
+    def is_open(self, path: str) -> bool:
+        """Whether clients without a key may use `path`."""
+        return path in self._open
+
     def needs_key(self, path: str) -> bool:
         """Whether a client needs a key for `path`, where clients need keys. A guard replaces the key."""
         return path not in self._open and path not in self._guards

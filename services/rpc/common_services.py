@@ -24,6 +24,7 @@ def _reflection_v1() -> str:
     return f"{file.package}.{file.service[0].name}"
 
 
+HEALTH_SERVICE: str = health.SERVICE_NAME
 REFLECTION_SERVICES = (reflection.SERVICE_NAME, _reflection_v1())
 
 

@@ -9,10 +9,10 @@ import structlog
 
 from services.core.errors import QUOTED_CHARACTERS_MAX, Failure
 from services.core.flow.client_flow import ClientBounds
-from services.core.tenant import EVERYBODY, Tenant, TenantOf
+from services.core.tenant import EVERYBODY, Tenant
 from services.http.errors import no_room
 from services.http.grpc.messages import Compression
-from services.http.grpc.metadata import Metadata, RpcError, failed, head_block, metadata_in, misused, trailers_block
+from services.http.grpc.metadata import RpcError, failed, head_block, misused, trailers_block
 from services.http.grpc.rpc import Method
 from services.http.grpc.stream_rpc import RejectedRpc, StreamRpc
 from services.http.h2.request import Host
@@ -27,8 +27,9 @@ log = structlog.get_logger()
 
 _ROLE_HINT = "Give the caller a certificate of that role."
 
-Guard = Callable[[Metadata], Tenant]
-"""Called with the metadata of each rpc of a service before its request is read. Returns whose it is. Raises Failure."""
+Guard = Callable[[Mapping[str, str]], Tenant]
+"""Called with the header fields of each rpc of a service before its request is read, and before its metadata is
+decoded. Returns whose it is. Raises Failure."""
 DEFAULT_BOUNDS = ClientBounds()
 Servicer = TypeVar("Servicer")
 
@@ -57,6 +58,7 @@ class GrpcRoutes:
         self._private: set[str] = set()
         self._peers = peers
         self._throttle = LogThrottle()
+        self._open: set[str] = set()
 
     def add(self, add_to_server: Callable[[Servicer, Any], None], servicer: Servicer) -> None:
         """Serve a service. `add_to_server`: the generated function that registers it."""
@@ -82,18 +84,23 @@ class GrpcRoutes:
         if not takes_pages:
             self._private.add(service)
 
+    def open_to_strangers(self, service: str) -> None:
+        """Let clients without a key call a service, where clients need keys. Its requests must be small."""
+        self._open.add(service)
+
+    def is_open(self, path: str) -> bool:
+        """Whether clients without a key may call the service of `path`, where clients need keys."""
+        return _service_of(path) in self._open
+
     def is_private(self, path: str) -> bool:
         """Whether no page of another origin may read what the service of `path` answers."""
         return _service_of(path) in self._private
 
-    def check(self, path: str, metadata: Metadata) -> Tenant:
-        """Returns whose rpc it is. Raises RpcError if the client may not call the method."""
+    def check(self, path: str, headers: Mapping[str, str]) -> Tenant:
+        """Returns whose rpc it is. Raises Failure if the client may not call the method."""
         if not self._guards or (guard := self._guards.get(_service_of(path))) is None:
             return EVERYBODY
-        try:
-            return guard(metadata)
-        except Failure as failure:
-            raise failed(failure) from None
+        return guard(headers)
 
     def no_room(self) -> bytes:
         """The block of header fields that answers an rpc for whose connection there is no room."""
@@ -128,9 +135,9 @@ class GrpcRoutes:
     def _rejection(self, head: RequestHead) -> RpcError:
         """Why there is no such method."""
         try:
-            self.check(head.path, metadata_in(head.headers))
-        except RpcError as error:
-            return error
+            self.check(head.path, head.headers)
+        except Failure as failure:
+            return failed(failure)
         if head.path in self.methods:
             return misused(grpc.StatusCode.UNIMPLEMENTED, f"an rpc is sent with POST, not {head.method[:20]}")
         service = _service_of(head.path)
@@ -145,15 +152,6 @@ class GrpcRoutes:
     def _methods_of(self, service: str) -> str:
         names = [path.rpartition("/")[2] for path in self.methods if _service_of(path) == service]
         return f"{service} has {', '.join(sorted(names))}."
-
-
-def key_guard(tenant_of: TenantOf) -> Guard:
-    """Lets clients with a key in."""
-
-    def check(metadata: Metadata) -> Tenant:
-        return tenant_of({name: value for name, value in metadata if isinstance(value, str)})
-
-    return check
 
 
 def _service_of(path: str) -> str:

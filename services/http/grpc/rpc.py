@@ -28,6 +28,7 @@ from services.http.grpc.messages import (
     wants_gzip,
 )
 from services.http.grpc.metadata import Metadata, RpcError, failed, metadata_in, misused, timeout_s_in
+from services.http.server.config import STRANGER_BODY_BYTES_MAX
 from services.http.server.exchange import wait_room
 from services.runtime.loop import clock
 
@@ -60,8 +61,12 @@ class Rpcs(Protocol):
     bounds: ClientBounds
     compression: Compression
 
-    def check(self, path: str, metadata: Metadata) -> Tenant:
-        """Returns whose rpc it is. Raises RpcError if the client may not call the method."""
+    def check(self, path: str, headers: Mapping[str, str]) -> Tenant:
+        """Returns whose rpc it is. Raises Failure if the client may not call the method."""
+        ...
+
+    def is_open(self, path: str) -> bool:
+        """Whether clients without a key may call the method, where clients need keys."""
         ...
 
     def on_refused(self, path: str, failure: Failure) -> None:
@@ -105,13 +110,20 @@ class Asked:
             self._check(headers)
         except RpcError as error:
             self.fault = error
+        except Failure as failure:
+            self.fault = failed(failure)
+
+    @property
+    def bytes_max(self) -> int | None:
+        """The largest request; None: as large as the server takes."""
+        return STRANGER_BODY_BYTES_MAX if self.rpcs.is_open(self.path) else None
 
     def _check(self, headers: Mapping[str, str]) -> None:
-        """Raises RpcError."""
+        """Raises RpcError and Failure. Clients without a key learn of nothing else."""
+        self.tenant = self.rpcs.check(self.path, headers)
         if (timeout_s := timeout_s_in(headers)) is not None:
             self.deadline = clock() + timeout_s
         self.metadata = metadata_in(headers)
-        self.tenant = self.rpcs.check(self.path, self.metadata)
         if self.encoding not in (IDENTITY, GZIP):
             raise misused(StatusCode.UNIMPLEMENTED, f"grpc-encoding {self.encoding[:50]} is not supported: use gzip")
 

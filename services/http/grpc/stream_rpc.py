@@ -95,11 +95,12 @@ class StreamRpc(Ended, Rpc):
         is_streamed = self.asked.method.is_request_streamed
         if self.asked.fault is not None or (self._has_begun and not is_streamed):
             return  # The window stays closed.
-        bytes_max = self._host.context.app.body_bytes_max
+        server_bytes_max = self._host.context.app.body_bytes_max
+        bytes_max = self.asked.bytes_max or server_bytes_max
         if self._held_size + len(data) > bytes_max:
             self._set_fault(failed(too_large(bytes_max)))
             return
-        if self._host.bodies_size + len(data) > bytes_max:
+        if self._host.bodies_size + len(data) > server_bytes_max:
             self._stream.reset(ErrorCode.REFUSED_STREAM)  # Alone it would not be too large: it may come again.
             return
         self._hold(len(data))

@@ -52,7 +52,8 @@ class RequestParser:
     )
 
     def __init__(self, bytes_max: int, on_head: Callable[[HttpRequest], None] = lambda _: None) -> None:
-        """`bytes_max`: the largest body. `on_head`: called with each request before its body is read, see `App`.
+        """`bytes_max`: the largest body. `on_head`: called with each request before its body is read, see `App`. It may
+        lower the request's bound.
 
         Attributes: `requests`: complete requests, and those with a fault. `broken`: why the bytes after them are not a
         request. `is_midway`: a part of the next request has arrived. `headers`: of that request, or of the broken one,
@@ -178,13 +179,14 @@ class RequestParser:
             method=self._parser.get_method().decode("ascii"),
             path=path_of(target),
             headers=self.headers,
+            body_bytes_max=self._bytes_max,
             is_chunkable=version == "1.1",
             keeps_alive=self._parser.should_keep_alive(),
         )
         self._on_head(self._request)
         self.has_head = True
-        if int(self.headers.get("content-length", 0)) > self._bytes_max:
-            raise too_large(self._bytes_max)
+        if int(self.headers.get("content-length", 0)) > self._request.body_bytes_max:
+            raise too_large(self._request.body_bytes_max)
         if "expect" in self.headers and version == "1.1":
             self.wants_continue = self.headers["expect"].lower() == "100-continue"
 
@@ -195,8 +197,8 @@ class RequestParser:
             raise Failure(Reason.INVALID_ARGUMENT, detail)
 
     def on_body(self, piece: bytes) -> None:
-        if len(self._body) + len(piece) > self._bytes_max:
-            raise too_large(self._bytes_max)
+        if len(self._body) + len(piece) > self._request.body_bytes_max:
+            raise too_large(self._request.body_bytes_max)
         self._body += piece
 
     def on_message_complete(self) -> None:

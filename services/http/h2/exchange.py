@@ -23,7 +23,13 @@ class H2Exchange(Request):
     def __init__(self, host: Host, stream: Stream, head: RequestHead) -> None:
         super().__init__(host, stream, head.size)
         self._body = bytearray()
-        request = HttpRequest(method=head.method, path=head.path, headers=head.headers, is_chunkable=False)
+        request = HttpRequest(
+            method=head.method,
+            path=head.path,
+            headers=head.headers,
+            body_bytes_max=host.context.app.body_bytes_max,
+            is_chunkable=False,
+        )
         self._request: HttpRequest | None = request
         self.send = stream.send  # Every event takes this path.
         self._broken = head.broken
@@ -33,8 +39,8 @@ class H2Exchange(Request):
         host.context.app.on_head(request)
         if request.refusal is not None:
             self._refuse(request.refusal)
-        elif head.content_length is not None and head.content_length > host.context.app.body_bytes_max:
-            self._refuse(too_large(host.context.app.body_bytes_max))
+        elif head.content_length is not None and head.content_length > request.body_bytes_max:
+            self._refuse(too_large(request.body_bytes_max))
 
     # Receiving
 
@@ -42,10 +48,10 @@ class H2Exchange(Request):
         if self._has_begun:  # The request was refused.
             self._stream.use(len(data))
             return
-        bytes_max = self._host.context.app.body_bytes_max
-        if len(self._body) + len(data) > bytes_max:
-            self._refuse(too_large(bytes_max))
-        elif self._host.bodies_size + len(data) > bytes_max:
+        assert self._request is not None, "it has not begun"
+        if len(self._body) + len(data) > self._request.body_bytes_max:
+            self._refuse(too_large(self._request.body_bytes_max))
+        elif self._host.bodies_size + len(data) > self._host.context.app.body_bytes_max:
             self._stream.reset(ErrorCode.REFUSED_STREAM)  # Alone it would not be too large: it may come again.
         else:
             self._body += data

@@ -13,6 +13,8 @@ PROBE_PATHS = ("/live", "/health")
 """Health checks. They are accepted and started before all other requests, so that no load delays them."""
 PROBE_RPC = "/grpc.health.v1.Health/Check"
 """The same over gRPC. It cannot be told before its connection is set up: clients wait for the server's settings."""
+STRANGER_BODY_BYTES_MAX = 4 * 1024
+"""The largest body of a request without a key, where clients need keys. Those that need none have little to send."""
 GRPC = re.compile(r"application/grpc(?=[+;]|$)")
 """The Content-Type of gRPC, which has suffixes. That of gRPC-Web begins alike."""
 

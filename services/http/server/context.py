@@ -30,7 +30,10 @@ class App(Protocol):
         ...
 
     def on_head(self, request: HttpRequest) -> None:
-        """The head of a request has come. Sets `refusal` if the request is to be answered without its body."""
+        """The head of a request has come. Sets `refusal` if the request is to be answered without its body.
+
+        May lower `body_bytes_max`.
+        """
         ...
 
     async def answer(self, request: HttpRequest, exchange: Exchange) -> None:

@@ -24,17 +24,18 @@ class HttpRequest(Struct, kw_only=True):
     """A request of a client.
 
     `path`: percent-decoded, without the query. `headers`: by lower-case names. `body`: as received, possibly
-    compressed. `fault`: why the body is incomplete. `refusal`: why the client may not send it, as its head shows: it is
-    answered at once, without its body. `is_chunkable`: the answer may come in chunks, as in HTTP/1.1.
-    `keeps_alive`: the client may send another request on the connection. `arguments`: the variable parts of the path.
-    `id`: names the request in the response and in logs. `shared`: headers that every response to this request has.
-    `tenant`: whose key it carries.
+    compressed. `body_bytes_max`: the largest that is accepted, also after decompression. `fault`: why the body is
+    incomplete. `refusal`: why the client may not send it, as its head shows: it is answered at once, without its body.
+    `is_chunkable`: the answer may come in chunks, as in HTTP/1.1. `keeps_alive`: the client may send another request on
+    the connection. `arguments`: the variable parts of the path. `id`: names the request in the response and in logs.
+    `shared`: headers that every response to this request has. `tenant`: whose key it carries.
     """
 
     method: str
     path: str
     headers: Mapping[str, str]
     body: bytes = b""
+    body_bytes_max: int = 0
     fault: Failure | None = None
     refusal: Failure | None = None
     is_chunkable: bool = True

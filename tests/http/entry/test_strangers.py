@@ -8,7 +8,7 @@ import pytest
 from services.core.errors import Failure, Reason
 from services.core.tenant import Tenant
 from services.http.h2.wire.frames import DATA, END_STREAM, ErrorCode, frame
-from services.http.server.config import HttpConfig
+from services.http.server.config import STRANGER_BODY_BYTES_MAX, HttpConfig
 from tests.http.h2.support import COMPLETIONS, connected
 from tests.http.support import Script, raw_post, run, serving
 
@@ -23,8 +23,8 @@ def tenant_of(headers: Mapping[str, str]) -> Tenant:
     return Tenant(name="acme")
 
 
-def head(*fields: str) -> bytes:
-    lines = [f"POST {COMPLETIONS} HTTP/1.1", "Host: x", f"Content-Length: {SIZE}", *fields, "", ""]
+def head(*fields: str, method: str = "POST", path: str = COMPLETIONS) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: x", f"Content-Length: {SIZE}", *fields, "", ""]
     return "\r\n".join(lines).encode()
 
 
@@ -128,5 +128,43 @@ def test_preflight_needs_no_key_but_only_from_an_allowed_origin() -> None:
 
     async def test() -> None:
         assert await statuses("https://chat.example", "https://evil.example") == [200, 401]
+
+    run(test)
+
+
+PREFLIGHT = {"origin": "https://chat.example", "access-control-request-method": "POST"}
+SMALL: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
+    "health check": ("POST", "/health", {}),
+    "metrics": ("GET", "/metrics", {}),
+    "preflight": ("OPTIONS", COMPLETIONS, PREFLIGHT),
+}
+
+
+@pytest.mark.parametrize(("method", "path", "fields"), SMALL.values(), ids=SMALL)
+def test_large_body_of_a_request_that_needs_no_key_is_not_waited_for(
+    method: str, path: str, fields: Mapping[str, str]
+) -> None:
+    """A bug: each of them could have 64 MiB buffered, without a key."""
+
+    async def test() -> None:
+        config = HttpConfig(cors_origins=("https://chat.example",))
+        async with serving(Script("hello"), tenant_of=tenant_of, config=config) as server, connected(server) as client:
+            reader, writer = await server.connect()
+            writer.write(head(*(f"{name}: {value}" for name, value in fields.items()), method=method, path=path))
+            assert b"Connection: close" in await reader.readuntil(b"\r\n\r\n")
+
+            stream_id = client.open(path, fields, method, ends=False)
+            client.send(frame(DATA, 0, stream_id, bytes(STRANGER_BODY_BYTES_MAX + 1)))
+            await client.answer(stream_id)
+
+    run(test)
+
+
+def test_larger_body_is_taken_where_clients_need_no_keys() -> None:
+    async def test() -> None:
+        async with serving(Script("hello")) as server, connected(server) as client:
+            stream_id = client.open("/metrics", {}, "GET", ends=False)
+            client.send(frame(DATA, END_STREAM, stream_id, bytes(STRANGER_BODY_BYTES_MAX + 1)))
+            assert (await client.answer(stream_id)).status == 200
 
     run(test)

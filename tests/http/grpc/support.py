@@ -12,6 +12,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from services.core.errors import Failure
 from services.core.flow.client_flow import ClientBounds
+from services.core.tenant import TenantOf
 from services.http.app import HttpApp
 from services.http.grpc.routes import GrpcRoutes, Guard
 from services.http.grpc.web.routes import WebRoutes
@@ -49,17 +50,20 @@ async def serving_rpcs(
     config: HttpConfig | None = None,
     bounds: ClientBounds | None = None,
     guard: Guard | None = None,
+    tenant_of: TenantOf | None = None,
     is_draining: Callable[[], bool] = lambda: False,
     on_refused: Callable[[str, Failure], None] = lambda *_: None,
 ) -> AsyncIterator[Serving]:
-    """`guard`: of the service."""
+    """`guard`: of the service. `tenant_of`: clients need keys, but none for the service."""
     config, routes = config or HttpConfig(), GrpcRoutes(bounds or ClientBounds(), on_refused)
     service = TestService()
     service.register(routes)
     if guard is not None:
         routes.guard(SERVICE, guard)
-    app = HttpApp(config, config.body_bytes_max, is_draining)
-    WebRoutes(routes, config.body_bytes_max).add_to(app.routes)
+    if tenant_of is not None:
+        routes.open_to_strangers(SERVICE)
+    app = HttpApp(config, config.body_bytes_max, is_draining, tenant_of=tenant_of)
+    WebRoutes(routes).add_to(app.routes)
     async with http_server(app, config, Listen("127.0.0.1:0"), rpcs=routes) as listening:
         server: Any = Server(listening.port, None, None, None, listening.context)  # type: ignore[arg-type]
         try:

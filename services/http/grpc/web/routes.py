@@ -5,7 +5,6 @@ from functools import partial
 from services.core.bounded_executor import BoundedExecutor
 from services.core.errors import Failure, Reason, quoted
 from services.http.errors import error_response
-from services.http.grpc.metadata import RpcError, metadata_in
 from services.http.grpc.routes import GrpcRoutes
 from services.http.grpc.rpc import Method
 from services.http.grpc.web.forms import forms_of
@@ -20,17 +19,18 @@ UNSUPPORTED_MEDIA_TYPE = 415
 class WebRoutes:
     """The rpcs of `rpcs` over gRPC-Web. They share an HTTP application's CORS, request ids, drain and bounds."""
 
-    def __init__(self, rpcs: GrpcRoutes, body_bytes_max: int) -> None:
-        """`body_bytes_max`: the largest request, decompressed."""
+    def __init__(self, rpcs: GrpcRoutes) -> None:
         self._rpcs = rpcs
-        self._body_bytes_max = body_bytes_max
         self._executor = BoundedExecutor()
 
     def add_to(self, routes: Router) -> None:
         """Register all methods. Call it once all services are registered."""
         for path, method in self._rpcs.methods.items():
             routes.post(path, partial(self._serve, method), is_listed=False)
-            routes.guard(path, self._check, is_private=self._rpcs.is_private(path), tells=True)
+            if self._rpcs.is_open(path):
+                routes.open(path)
+            else:
+                routes.guard(path, self._check, is_private=self._rpcs.is_private(path), tells=True)
         routes.note(self._rpcs.listed())
 
     async def _serve(self, method: Method, request: HttpRequest, exchange: Exchange) -> Response | None:
@@ -40,16 +40,12 @@ class WebRoutes:
             return _unsupported(request)
         sent, wanted = forms
         rpc = WebRpc(request, exchange, method, self._rpcs, wanted)
-        await rpc.answer(sent, self._executor, self._body_bytes_max)
+        await rpc.answer(sent, self._executor)
         return None
 
     def _check(self, request: HttpRequest) -> None:
         """Raises UNAUTHENTICATED, so that no body is waited for. The rpc tells of it, and of whatever else is wrong."""
-        try:
-            self._rpcs.check(request.path, metadata_in(request.headers))
-        except RpcError as error:
-            if error.failure is not None and error.failure.reason is Reason.UNAUTHENTICATED:
-                raise error.failure from None
+        self._rpcs.check(request.path, request.headers)
 
 
 def _unsupported(request: HttpRequest) -> Response:

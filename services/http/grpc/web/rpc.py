@@ -43,10 +43,10 @@ class WebRpc(Rpc):
         self._last = b""
         self.asked = Asked(request.path, method, rpcs, request.headers)
 
-    async def answer(self, form: Form, executor: BoundedExecutor, bytes_max: int) -> None:
-        """Send the answer. `form`: of the request. `bytes_max`: of its body, decompressed."""
+    async def answer(self, form: Form, executor: BoundedExecutor) -> None:
+        """Send the answer. `form`: of the request."""
         try:
-            await self._receive(form, executor, bytes_max)
+            await self._receive(form, executor)
         except RpcError as error:
             self.asked.fault = error
         except Failure as failure:
@@ -63,11 +63,11 @@ class WebRpc(Rpc):
 
     # Receiving
 
-    async def _receive(self, form: Form, executor: BoundedExecutor, bytes_max: int) -> None:
+    async def _receive(self, form: Form, executor: BoundedExecutor) -> None:
         """Raises RpcError and Failure."""
         if self.asked.fault is not None:
             return
-        body = await body_of(self._request, bytes_max, executor)
+        body = await body_of(self._request, self._request.body_bytes_max, executor)
         self.asked.feed(await self.asked.rpcs.compression.run(form.decoded, body))
         self.asked.check_end()
 

@@ -49,7 +49,7 @@ def test_calls_need_the_token_and_come_from_no_page(headers: dict[str, str], cod
         rpcs.add(admin_pb2_grpc.add_AdminServicer_to_server, AdminService(admin))
         config = HttpConfig(cors_origins=("*",))
         app = HttpApp(config, config.body_bytes_max, lambda: False)
-        WebRoutes(rpcs, config.body_bytes_max).add_to(app.routes)
+        WebRoutes(rpcs).add_to(app.routes)
         async with http_server(app, config, Listen("127.0.0.1:0"), rpcs=rpcs) as server:
             serving: Any = Serving(server.port)
             path = f"/{SERVICE}/ListBusyThresholds"

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import gzip
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -12,12 +13,14 @@ from structlog.testing import capture_logs
 
 from services.core.errors import Failure, Reason
 from services.core.flow.client_flow import ClientBounds
-from services.http.h2.wire.frames import ErrorCode, rst_stream
-from services.http.server.config import HttpConfig
+from services.core.tenant import Tenant
+from services.http.h2.wire.frames import DATA, ErrorCode, frame, rst_stream
+from services.http.server.config import STRANGER_BODY_BYTES_MAX, HttpConfig
 from services.rpc.status import MESSAGE_BYTES_MAX
 from tests.http.grpc.interop_service import ECHOED
 from tests.http.grpc.support import (
     EMPTY_CALL,
+    HEADERS,
     INPUT_CALL,
     OUTPUT_CALL,
     UNARY_CALL,
@@ -26,7 +29,7 @@ from tests.http.grpc.support import (
     raw_client,
     serving_rpcs,
 )
-from tests.http.grpc.web.support import BINARY, TEXT, VERSIONS, answer_of, ask, encoded
+from tests.http.grpc.web.support import BINARY, TEXT, VERSIONS, WebAnswer, answer_of, ask, encoded
 from tests.http.support import deaf_client, run
 
 OK = 0
@@ -487,3 +490,62 @@ def test_rpcs_with_a_guard_are_closed_to_pages(version: str) -> None:
         assert "access-control-allow-origin" not in answer.headers
 
     call(test, config=HttpConfig(cors_origins=("*",)), guard=lambda _: None)
+
+
+# Strangers
+
+
+def stranger(headers: Mapping[str, str]) -> Tenant:
+    """A guard that lets nobody in."""
+    raise Failure(Reason.UNAUTHENTICATED, "who are you?")
+
+
+@pytest.mark.parametrize("bad", [{"x-bin": "!!!"}, {"grpc-timeout": "soon"}], ids=["metadata", "timeout"])
+def test_client_without_a_key_is_refused_before_its_body_whatever_else_is_wrong(
+    version: str, bad: dict[str, str]
+) -> None:
+    """A bug: binary metadata that could not be decoded had the body waited for, without a look at the key."""
+
+    async def test(serving: Any) -> None:
+        answer = await unfinished(serving, version, UNARY_CALL, BINARY | bad, 0)
+        assert answer.code == grpc.StatusCode.UNAUTHENTICATED.value[0]
+
+    call(test, guard=stranger)
+
+
+def test_service_that_is_open_to_strangers_takes_small_requests_alone(version: str) -> None:
+    async def test(serving: Any) -> None:
+        small = await ask(serving, version, EMPTY_CALL, message(b""), BINARY)
+        large = await unfinished(serving, version, EMPTY_CALL, BINARY, STRANGER_BODY_BYTES_MAX + 1)
+        over_grpc = await refused_over_grpc(serving)
+        assert small.code == OK
+        assert large.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        assert over_grpc == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+
+    call(test, tenant_of=stranger)
+
+
+async def unfinished(serving: Any, version: str, path: str, headers: dict[str, str], size: int) -> WebAnswer:
+    """The answer to a request of which only `size` bytes of the body come."""
+    if version == "HTTP/2":
+        async with raw_client(serving) as client:
+            stream_id = client.open(path, headers, ends=False)
+            client.send(frame(DATA, 0, stream_id, bytes(size)))
+            answer = await client.answer(stream_id)
+            return answer_of(answer.status, answer.headers, answer.body)
+    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Length: 200000", *(f"{n}: {v}" for n, v in headers.items())]
+    reader, writer = await serving.server.connect()
+    writer.write("\r\n".join([*lines, "", ""]).encode() + bytes(size))
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:-2])}
+    body = b""
+    while chunk_size := int((await reader.readline()).strip(), 16):
+        body += (await reader.readexactly(chunk_size + 2))[:-2]
+    return answer_of(int(head[0].split()[1]), fields, body)
+
+
+async def refused_over_grpc(serving: Any) -> str:
+    async with raw_client(serving) as client:
+        stream_id = client.open(EMPTY_CALL, HEADERS, ends=False)
+        client.send(frame(DATA, 0, stream_id, message(bytes(STRANGER_BODY_BYTES_MAX))))
+        return str((await client.answer(stream_id)).headers["grpc-status"])
