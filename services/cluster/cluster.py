@@ -124,12 +124,16 @@ class Cluster:
             if (serving := child.serving) is not None:
                 addresses = [f"{kind} {value}" for kind, value in serving.ready.items() if kind != "instance_id"]
                 rows.append([child.name, str(serving.pid), ", ".join(addresses)])
-        body = f'{{"model": "{models[0]}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-        return (
-            f"\n{table(rows)}\n\nAlso in {self._folder / STATE_FILE}\nTry:\n"
-            f"  curl -N {self._url(self._frontends[0])}/v1/chat/completions -H 'content-type: application/json'"
-            f" -d {shlex.quote(body)}\n"
-        )
+        url = self._url(self._frontends[0])
+        return f"\n{table(rows)}\n\nAlso in {self._folder / STATE_FILE}\nTry:\n  {first_request(url, models)}\n"
 
     def _note(self, text: str) -> None:
         self._console.note(SUPERVISOR, text)
+
+
+def first_request(url: str, models: Sequence[str]) -> str:
+    """A command for people to try. `models`: none if clients need keys, see `wait_served`."""
+    name = models[0] if models else "MODEL"
+    key = "" if models else ' -H "authorization: Bearer $KEY"'
+    body = f'{{"model": "{name}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    return f"curl -N {url}/v1/chat/completions{key} -H 'content-type: application/json' -d {shlex.quote(body)}"

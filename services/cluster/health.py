@@ -7,13 +7,14 @@ import aiohttp
 
 from services.runtime.process import StartupError
 
+UNAUTHORIZED = 401
 HEALTH_POLL_S = 0.05
 HEALTH_TIMEOUT_S = 5.0
 """For one HTTP request. `wait_served` has a timeout of its own for the whole wait."""
 
 
 async def wait_served(url: str, *, timeout_s: float) -> Sequence[str]:
-    """Wait until the frontend at `url` serves a model. Returns the names of its models.
+    """Wait until the frontend at `url` serves a model. Returns the names of its models, or none if it asks for a key.
 
     Raises StartupError after `timeout_s`.
     """
@@ -41,4 +42,7 @@ async def wait_served(url: str, *, timeout_s: float) -> Sequence[str]:
 
 async def _models(session: aiohttp.ClientSession) -> Sequence[str]:
     async with session.get("/v1/models") as response:
+        if response.status == UNAUTHORIZED:
+            return ()  # Clients need keys, and this process has none.
+        response.raise_for_status()
         return [model["id"] for model in (await response.json())["data"]]

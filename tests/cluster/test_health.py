@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from services.cluster.cluster import first_request
 from services.cluster.health import wait_served
 from services.runtime.process import StartupError
 from tests.support.clock import WAIT_S
@@ -14,7 +15,7 @@ from tests.support.doubles import run_async
 
 
 @asynccontextmanager
-async def frontend(*statuses: int) -> AsyncIterator[str]:
+async def frontend(*statuses: int, needs_key: bool = False) -> AsyncIterator[str]:
     """A server whose /health answers with these statuses, the last one again and again."""
     left = list(statuses)
 
@@ -22,6 +23,8 @@ async def frontend(*statuses: int) -> AsyncIterator[str]:
         return web.Response(status=left.pop(0) if len(left) > 1 else left[0], text="no workers")
 
     async def models(_: web.Request) -> web.Response:
+        if needs_key:
+            return web.json_response({"error": {"code": "UNAUTHENTICATED"}}, status=401)
         return web.json_response({"data": [{"id": "a"}, {"id": "b"}]})
 
     app = web.Application()
@@ -41,6 +44,22 @@ def test_models_are_returned_once_the_frontend_is_healthy() -> None:
             return list(await wait_served(url, timeout_s=WAIT_S))
 
     assert run_async(scenario()) == ["a", "b"]
+
+
+def test_frontend_whose_clients_need_keys_is_served_with_models_unknown() -> None:
+    """A bug: `unbroken up` ended with a KeyError."""
+
+    async def scenario() -> list[str]:
+        async with frontend(200, needs_key=True) as url:
+            return list(await wait_served(url, timeout_s=WAIT_S))
+
+    assert run_async(scenario()) == []
+
+
+def test_command_to_try_has_a_key_if_clients_need_one() -> None:
+    assert first_request("http://x", ["m"]).startswith("curl -N http://x/v1/chat/completions -H 'content-type")
+    assert '"model": "m"' in first_request("http://x", ["m"])
+    assert ' -H "authorization: Bearer $KEY" ' in first_request("http://x", [])
 
 
 def test_timeout_reports_the_last_answer() -> None:
