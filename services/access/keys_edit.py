@@ -16,7 +16,7 @@ from services.access.keys_file import TENANT_NAME, KeysFileError, keys_in, tenan
 LOCK_S_MAX = 10.0
 """How long to wait for another program that edits the file."""
 _LOOK_S = 0.05
-_ID_CHARACTERS = 8
+_ID = re.compile("[0-9a-f]{8}")
 _HEAD = "# The tenants of this plane, and the hashes of their API keys. See docs/access.md.\n"
 _BLOCK = re.compile(r"^\[\[keys\]\]\n(?:[a-z0-9]+ *= *[^\n]*(?:\n|\Z))+", re.MULTILINE)
 """The table of a key as `add_key` writes it. Comments and blank lines end it, so that they stay."""
@@ -45,14 +45,17 @@ def add_key(path: Path, tenant: str, expires: date | None = None) -> NewKey:
 def revoke_key(path: Path, given: str) -> str:
     """Take a key out of the file. `given`: its id, or the key itself. Returns the id.
 
-    Raises KeysFileError if the key is not in the file, or is written in another way than by `add_key`.
+    Raises KeysFileError if the key is not in the file, or is written in another way than by `add_key`. Its message has
+    nothing of what was given but the id.
     """
-    key_id = id_of(given) or given[:_ID_CHARACTERS]
+    key_id = given if _ID.fullmatch(given) else id_of(given)
+    if key_id is None:
+        raise KeysFileError("a key is revoked by its id, which has 8 characters of 0-9 and a-f, or by the whole key")
     with _locked(path.resolve()) as file:
         text = text_of(file)
         rest = [key for key in keys_in(text, path) if key.id != key_id]
         if len(rest) == len(keys_in(text, path)):
-            raise KeysFileError(f"{path} has no key {key_id!r}")
+            raise KeysFileError(f"{path} has no key {key_id}")
         shorter = _without(text, key_id)
         if not _has_keys(shorter, rest, path):
             raise KeysFileError(f"{path} has the key {key_id} in a form of its own: take it out with an editor")
@@ -86,9 +89,10 @@ def _replace(file: Path, text: str) -> None:
     new = file.with_name(f".{file.name}.new")
     try:
         before = file.stat() if file.exists() else None
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w") as opened:
-            opened.write(text)
+        new.unlink(missing_ok=True)  # It may be left over, or somebody else's, who could go on writing into it.
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as opened:
+            opened.write(text.encode())  # In UTF-8 as it was read, whatever the locale.
             opened.flush()
             if before is not None:
                 os.fchown(descriptor, before.st_uid, before.st_gid)

@@ -3,6 +3,8 @@
 import fcntl
 import os
 import stat
+import subprocess
+import sys
 import threading
 from datetime import date
 from pathlib import Path
@@ -133,10 +135,70 @@ def test_unknown_key_cannot_be_revoked(tmp_path: Path) -> None:
     add_key(path, "acme")
     before = path.read_text()
 
-    with pytest.raises(KeysFileError, match="has no key '00000000'"):
+    with pytest.raises(KeysFileError, match=r"has no key 00000000$"):
         revoke_key(path, "00000000")
 
     assert path.read_text() == before
+
+
+@pytest.mark.parametrize("more", ["x", "_secret", "\n", "0"])
+def test_key_is_not_revoked_by_an_id_with_something_behind_it(tmp_path: Path, more: str) -> None:
+    """A bug: what was typed or pasted wrongly revoked a key, and half a key was in the error."""
+    path = tmp_path / "keys.toml"
+    key = add_key(path, "acme")
+
+    with pytest.raises(KeysFileError, match="a key is revoked by its id") as caught:
+        revoke_key(path, key.id + more)
+
+    assert key.id not in str(caught.value)
+    assert keys_of(path) == {key.id: "acme"}
+
+
+def test_part_of_a_key_revokes_nothing_and_is_not_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    key = add_key(path, "acme")
+
+    with pytest.raises(KeysFileError, match="or by the whole key") as caught:
+        revoke_key(path, key.text[:-1])
+
+    assert "ub_" not in str(caught.value)
+    assert keys_of(path) == {key.id: "acme"}
+
+
+def test_file_is_written_into_no_file_that_was_there_before(tmp_path: Path) -> None:
+    """A bug: who had made it could read it, or write keys into it later."""
+    path, prepared = tmp_path / "keys.toml", tmp_path / ".keys.toml.new"
+    prepared.write_text("theirs")
+    prepared.chmod(0o666)
+
+    with prepared.open() as theirs:
+        add_key(path, "acme")
+        assert theirs.read() == "theirs"
+
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_link_that_was_prepared_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("theirs")
+    (tmp_path / ".keys.toml.new").symlink_to("theirs")
+
+    add_key(tmp_path / "keys.toml", "acme")
+
+    assert (tmp_path / "theirs").read_text() == "theirs"
+    assert not (tmp_path / "keys.toml").is_symlink()
+
+
+def test_file_is_written_in_utf_8_in_every_locale(tmp_path: Path) -> None:
+    """A bug: with LC_ALL=C, a comment beyond ASCII could not be written."""
+    path = tmp_path / "keys.toml"
+    path.write_text("# Für alle.\n", encoding="utf-8")
+    program = "import sys; from pathlib import Path; from services.access.keys_edit import add_key"
+    program += "; add_key(Path(sys.argv[1]), 'acme')"
+    environment = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+
+    subprocess.run([sys.executable, "-c", program, path], check=True, env=environment)
+
+    assert path.read_text(encoding="utf-8").startswith("# Für alle.\n")
 
 
 def test_file_that_is_wrong_is_left_as_it_is(tmp_path: Path) -> None:
