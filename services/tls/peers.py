@@ -163,6 +163,8 @@ def _load_ca(context: ssl.SSLContext, ca: Path) -> None:
         context.load_verify_locations(ca)
     except ssl.SSLError:
         raise CertificateError(f"the CA {ca} cannot be used: it must be PEM") from None
+    except OSError as error:
+        raise CertificateError(f"{ca} cannot be read: {error.strerror}") from None
 
 
 def _try(client: ssl.SSLContext, server: ssl.SSLContext, files: PeerFiles) -> None:
@@ -172,6 +174,8 @@ def _try(client: ssl.SSLContext, server: ssl.SSLContext, files: PeerFiles) -> No
     except ssl.SSLCertVerificationError as error:
         why = f"the certificate {files.cert} is not accepted with the CA {files.ca}: {invalid(error)}"
         raise CertificateError(why) from None
+    except ssl.SSLError as error:  # Of versions, too: the library's own configuration may forbid TLS 1.3.
+        raise CertificateError(f"no handshake succeeds with the certificate {files.cert}: {error}") from None
 
 
 def _identity(certificate: Certificate) -> Identity | None:

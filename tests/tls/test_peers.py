@@ -1,11 +1,14 @@
 """A process of the plane shows a certificate of its own role, which both ends of every connection would accept."""
 
+import ssl
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from services.tls.certificate import CertificateError
+from services.tls import peers as module
+from services.tls.certificate import CertificateError, peer_of
 from services.tls.peers import Identity, PeerFiles, load_peer
 from services.tls.roles import Role
 from tests.tls.support import Certificates, peer_files
@@ -52,6 +55,36 @@ def test_certificate_of_another_ca_is_refused(made: Certificates, tmp_path: Path
 
     with pytest.raises(CertificateError, match=r"worker\.pem is not accepted with the CA .*other/ca\.pem"):
         load_peer(PeerFiles(files.cert, files.key, other.ca), Role.WORKER)
+
+
+def test_ca_that_vanishes_while_it_is_read_is_refused(made: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = peer_files(made, Role.WORKER)
+
+    def read(file: Path) -> bytes:
+        content = file.read_bytes()
+        if file == files.ca:
+            file.unlink()
+        return content
+
+    monkeypatch.setattr(module, "read_pem", read)
+
+    with pytest.raises(CertificateError, match=r"ca\.pem cannot be read: No such file"):
+        load_peer(files, Role.WORKER)
+
+
+def test_certificate_with_which_no_handshake_succeeds_is_refused(
+    made: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is if the configuration of the library forbids TLS 1.3."""
+
+    def peer_of_older(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]:
+        server.maximum_version = ssl.TLSVersion.TLSv1_2
+        return peer_of(client, server)
+
+    monkeypatch.setattr(module, "peer_of", peer_of_older)
+
+    with pytest.raises(CertificateError, match=r"no handshake succeeds with the certificate .*worker\.pem"):
+        load_peer(peer_files(made, Role.WORKER), Role.WORKER)
 
 
 def test_expired_certificate_is_refused(made: Certificates) -> None:
