@@ -24,8 +24,8 @@ from typing import Any, cast
 from services.tls.handshakes import Handshakes
 from services.tls.records import Records, much
 
-FLIGHT_BYTES_MAX = 128 * 1024
-"""What a peer may send for its handshake, certificates and all."""
+FLIGHT_BYTES_MAX = 32 * 1024
+"""What a peer may send for its handshake, certificates and all. One read more may wait for the step that counts it."""
 REPLY_BYTES_MAX = 4 * 1024
 """What the TLS layer itself may have to say to a peer that reads nothing, such as answers to new keys."""
 HANDSHAKE, ALERT = 22, 21

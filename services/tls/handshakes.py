@@ -12,12 +12,12 @@ from typing import Protocol
 from services.runtime.loop import clock
 
 HANDSHAKES_MAX = 1024
-"""Connections whose handshake is under way. For one more, the oldest is closed: clients that mean it take one or two
-round trips."""
+"""Connections whose handshake is under way. When one more begins, the oldest is closed: an honest client needs only one
+or two round trips."""
 HANDSHAKE_S_MAX = 10.0
 """How long a handshake may take."""
 HANDSHAKE_TURN_S = 0.002
-"""How much of one iteration of the event loop handshakes may use, all together. The last one may exceed it."""
+"""How much of one iteration of the event loop the handshakes of one server may use together. The last may exceed it."""
 
 
 class Shaking(Protocol):
