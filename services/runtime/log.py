@@ -197,10 +197,9 @@ def configure_logging(process: str, *, level: str, log_format: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    logging.getLogger("hpack").setLevel(
-        max(root.level, logging.INFO)
-    )  # Its lower level tells all headers, and so keys.
-    logging.getLogger("grpc").setLevel(max(root.level, logging.WARNING))  # Lower levels only concern its poller.
+    # At lower levels, hpack logs all header fields, keys included, and grpc what its poller does.
+    logging.getLogger("hpack").setLevel(max(root.level, logging.INFO))
+    logging.getLogger("grpc").setLevel(max(root.level, logging.WARNING))
 
 
 def log_config(config: object) -> None:

@@ -58,7 +58,7 @@ class WatchedFiles(Generic[Loaded]):
         return self.loaded.context
 
     def admit(self, tls: ssl.SSLObject) -> None:
-        """Everybody may come in."""
+        """Accept every peer."""
 
     @property
     def expires_in_s(self) -> float:

@@ -48,7 +48,7 @@ def command(folder: Path, hosts: tuple[str, ...], domain: str, days: int) -> Non
     """Make a CA and certificates in FOLDER, for trying TLS and for small set-ups.
 
     A CA that is there already is kept, and its certificates are made anew: running processes take them over. Keep
-    ca.key where nobody else can read it: who has it can be any role.
+    ca.key where nobody else can read it: whoever has it can pose as any role.
 
     edge.pem is for the ports of clients (--tls-cert, --tls-key); frontend.pem, worker.pem, registry.pem and
     operator.pem are for the processes among themselves (--peer-cert, --peer-key, with ca.pem as --peer-ca).
