@@ -125,15 +125,20 @@ class Cluster:
                 addresses = [f"{kind} {value}" for kind, value in serving.ready.items() if kind != "instance_id"]
                 rows.append([child.name, str(serving.pid), ", ".join(addresses)])
         url = self._url(self._frontends[0])
-        return f"\n{table(rows)}\n\nAlso in {self._folder / STATE_FILE}\nTry:\n  {first_request(url, models)}\n"
+        request = first_request(url, models, self._config.certs)
+        return f"\n{table(rows)}\n\nAlso in {self._folder / STATE_FILE}\nTry:\n  {request}\n"
 
     def _note(self, text: str) -> None:
         self._console.note(SUPERVISOR, text)
 
 
-def first_request(url: str, models: Sequence[str]) -> str:
-    """A command for people to try. `models`: none if clients need keys, see `wait_served`."""
+def first_request(url: str, models: Sequence[str], certs: Path | None = None) -> str:
+    """A command for people to try.
+
+    `models`: none if clients need keys, see `wait_served`. `certs`: see `ClusterConfig`.
+    """
+    ca = "" if certs is None else f" --cacert {shlex.quote(str(certs / 'ca.pem'))}"
     name = models[0] if models else "MODEL"
     key = "" if models else ' -H "authorization: Bearer $KEY"'
     body = f'{{"model": "{name}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-    return f"curl -N {url}/v1/chat/completions{key} -H 'content-type: application/json' -d {shlex.quote(body)}"
+    return f"curl -N{ca} {url}/v1/chat/completions{key} -H 'content-type: application/json' -d {shlex.quote(body)}"

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -60,6 +61,7 @@ def test_command_to_try_has_a_key_if_clients_need_one() -> None:
     assert first_request("http://x", ["m"]).startswith("curl -N http://x/v1/chat/completions -H 'content-type")
     assert '"model": "m"' in first_request("http://x", ["m"])
     assert ' -H "authorization: Bearer $KEY" ' in first_request("http://x", [])
+    assert first_request("https://x", ["m"], Path("certs")).startswith("curl -N --cacert certs/ca.pem https://x/v1/")
 
 
 def test_timeout_reports_the_last_answer() -> None:
