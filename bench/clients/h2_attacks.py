@@ -43,7 +43,7 @@ def _window(size: int) -> bytes:
 
 
 def _block(path: str, method: str = "POST", **headers: str) -> bytes:
-    fields = {":method": method, ":scheme": "http", ":path": path, ":authority": "x"}
+    fields = {":method": method, ":scheme": "http", ":path": path, ":authority": "localhost"}
     return encode_fields([*fields.items(), *((name.replace("_", "-"), value) for name, value in headers.items())])
 
 

@@ -202,7 +202,7 @@ class KeptSse(KeptStream):
         found = _GENERATION_ID.search(b"".join(self._connections[0]))
         assert found is not None, "the connection broke before the head of its answer"
         last = b"Last-Event-ID: %b\r\n" % cursors[-1] if cursors else b""
-        return b"GET /v1/streams/%b HTTP/1.1\r\nHost: bench\r\n%b\r\n" % (found[1], last)
+        return b"GET /v1/streams/%b HTTP/1.1\r\nHost: localhost\r\n%b\r\n" % (found[1], last)
 
     def _events(self) -> Iterator[tuple[bytes, bytes]]:
         """The cursor and JSON of each whole event. Relies on a server that splits no event over HTTP chunks."""

@@ -46,7 +46,7 @@ def _probe(address: str, path: str, every_s: float, over: threading.Event, secon
     while not over.wait(every_s):
         began = time.monotonic()
         with _connect(address) as sock:
-            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n".encode())
+            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
             head = sock.recv(RECEIVE_BYTES)
         assert head.startswith(b"HTTP/1.1 200"), head
         seconds.append(time.monotonic() - began)

@@ -88,7 +88,7 @@ def _has_reason(body: bytes) -> bool:
 
 def http_message(path: str, body: bytes, headers: str = "") -> bytes:
     """Return a POST request as it goes over the wire. `headers`: further lines."""
-    head = f"POST {path} HTTP/1.1\r\nHost: storm\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
@@ -122,7 +122,7 @@ def greeting() -> bytes:
 
 def post_head(path: str, fields: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Return the header block of a POST request."""
-    pseudo = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode()), (b":authority", b"storm"))
+    pseudo = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode()), (b":authority", b"localhost"))
     return b"".join(literal(*one) for one in (*pseudo, *fields))
 
 
