@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from services.tls.handshakes import Handshakes
-from services.tls.records import Records, much
+from services.tls.records import Records, too_much_overhead
 
 FLIGHT_BYTES_MAX = 32 * 1024
 """What a peer may send for its handshake, certificates and all. One read more may wait for the step that counts it."""
@@ -76,7 +76,7 @@ class TlsConnection(asyncio.Protocol):
         self.is_closing = self.has_ended = False  # By the inner protocol, or as TLS is broken.
         self._reply_size = 0
         self._is_tcp_ended = False  # During the handshake.
-        self._goes_on = False  # After the peer's end.
+        self._stays_open = False  # After the peer's end.
         self._error: Exception | None = None  # Why the connection is aborted.
 
     @property
@@ -155,7 +155,7 @@ class TlsConnection(asyncio.Protocol):
             return
         flight, self._flight = self._flight, bytearray()
         try:
-            is_complete = self._records.shake(flight)
+            is_complete = self._records.do_handshake(flight)
         except ssl.SSLError as error:
             self._refuse(error, self._records.pending())  # The alert that says why.
             return
@@ -191,7 +191,7 @@ class TlsConnection(asyncio.Protocol):
             self.close()
 
     def expire(self, why: str) -> None:
-        """See Shaking."""
+        """See PendingHandshake."""
         self._fail(TimeoutError(why))
 
     def _leave(self) -> None:
@@ -230,7 +230,7 @@ class TlsConnection(asyncio.Protocol):
         chunks: list[bytes] = []
         error = self._records.decrypt(data, chunks)
         if self._records.pending_size and not self._reply():
-            error = error or much()
+            error = error or too_much_overhead()
         has_ended = isinstance(error, ssl.SSLZeroReturnError)
         if error is not None and not has_ended:
             self._error, self.is_closing = error, True  # Nothing can be written: OpenSSL would raise.
@@ -254,8 +254,8 @@ class TlsConnection(asyncio.Protocol):
         """The peer has ended its direction, by TLS or by TCP. Returns whether the inner protocol goes on."""
         if not self._has_peer_ended and not self._is_over:
             self._has_peer_ended = True
-            self._goes_on = bool(self.inner.eof_received())
-        return self._goes_on
+            self._stays_open = bool(self.inner.eof_received())
+        return self._stays_open
 
     # Sending, for TlsTransport
 

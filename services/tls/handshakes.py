@@ -20,7 +20,7 @@ HANDSHAKE_TURN_S = 0.002
 """How much of one iteration of the event loop the handshakes of one server may use together. The last may exceed it."""
 
 
-class Shaking(Protocol):
+class PendingHandshake(Protocol):
     """A connection whose handshake is under way."""
 
     def expire(self, why: str) -> None:
@@ -34,7 +34,7 @@ class Handshakes:
     def __init__(self, on_ended: Callable[[], None] = lambda: None) -> None:
         """`on_ended`: called after a connection was closed without a handshake."""
         self.on_ended = on_ended
-        self._running: dict[Shaking, asyncio.TimerHandle] = {}  # Oldest first.
+        self._running: dict[PendingHandshake, asyncio.TimerHandle] = {}  # Oldest first.
         self._steps: deque[Callable[[], None]] = deque()
         self._is_turn_due = False
         self._loop = asyncio.get_running_loop()
@@ -42,14 +42,14 @@ class Handshakes:
     def __len__(self) -> int:
         return len(self._running)
 
-    def begin(self, one: Shaking) -> None:
+    def begin(self, one: PendingHandshake) -> None:
         """A handshake begins. It must end with `end`."""
         if len(self._running) >= HANDSHAKES_MAX:
             next(iter(self._running)).expire(f"more than {HANDSHAKES_MAX} handshakes are under way")
         why = f"the handshake took longer than {HANDSHAKE_S_MAX:g} s"
         self._running[one] = self._loop.call_later(HANDSHAKE_S_MAX, one.expire, why)
 
-    def end(self, one: Shaking) -> None:
+    def end(self, one: PendingHandshake) -> None:
         """The handshake is over, one way or the other. Idempotent."""
         if (timer := self._running.pop(one, None)) is not None:
             timer.cancel()

@@ -26,7 +26,7 @@ class Records:
         """What TLS itself has to say, to be sent at once: answers, alerts."""
         return self._outgoing.read()
 
-    def shake(self, flight: bytes | bytearray) -> bool:
+    def do_handshake(self, flight: bytes | bytearray) -> bool:
         """Go on with the handshake. Returns whether it is complete. Raises SSLError."""
         self._incoming.write(flight)
         try:
@@ -66,7 +66,7 @@ class Records:
         except ssl.SSLError as error:
             return error
         self._idle_size = 0 if len(chunks) > count else self._idle_size + len(data)
-        return much() if self._idle_size > IDLE_BYTES_MAX else None
+        return too_much_overhead() if self._idle_size > IDLE_BYTES_MAX else None
 
     def closing(self) -> bytes:
         """What tells the peer that no more comes. What it sends can still be read."""
@@ -75,6 +75,6 @@ class Records:
         return self._outgoing.read()
 
 
-def much() -> ssl.SSLError:
+def too_much_overhead() -> ssl.SSLError:
     """The peer has passed a bound of what is no data."""
     return ssl.SSLError(ssl.SSL_ERROR_SSL, "it sends much that is no data")

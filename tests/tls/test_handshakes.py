@@ -9,7 +9,7 @@ from services.tls.handshakes import HANDSHAKE_S_MAX, Handshakes
 from tests.support.clock import pass_time, run_clocked, settle
 
 
-class Shaking:
+class Pending:
     """Records why it was closed."""
 
     def __init__(self, handshakes: Handshakes) -> None:
@@ -27,7 +27,7 @@ def test_oldest_is_closed_for_one_more_than_the_bound(monkeypatch: pytest.Monkey
 
     async def test() -> None:
         handshakes = Handshakes()
-        first, second, third = (Shaking(handshakes) for _ in range(3))
+        first, second, third = (Pending(handshakes) for _ in range(3))
 
         assert first.why == "more than 2 handshakes are under way"
         assert not second.why
@@ -40,7 +40,7 @@ def test_oldest_is_closed_for_one_more_than_the_bound(monkeypatch: pytest.Monkey
 def test_handshake_is_closed_after_its_time_and_not_if_it_has_ended() -> None:
     async def test() -> None:
         handshakes = Handshakes()
-        slow, done = Shaking(handshakes), Shaking(handshakes)
+        slow, done = Pending(handshakes), Pending(handshakes)
         handshakes.end(done)
         handshakes.end(done)
         pass_time(HANDSHAKE_S_MAX)
@@ -55,7 +55,7 @@ def test_handshake_is_closed_after_its_time_and_not_if_it_has_ended() -> None:
 def test_close_closes_those_under_way() -> None:
     async def test() -> None:
         handshakes = Handshakes()
-        one = Shaking(handshakes)
+        one = Pending(handshakes)
         handshakes.close()
 
         assert one.why == "the server closes"
