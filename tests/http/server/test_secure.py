@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -79,6 +80,36 @@ def test_version_is_that_which_was_agreed_on(
             client.send(sent)
 
             assert await client.read(len(answer) or 1) == answer
+
+    run(test)
+
+
+@pytest.mark.parametrize("sent", [b"bad\r\n\r\n", PREFACE + b"bad" * 9], ids=["HTTP/1.1", "HTTP/2"])
+def test_bad_request_before_a_broken_record_harms_nobody_else(
+    made: Certificates, pair: WatchedFiles[ServerPair], sent: bytes
+) -> None:
+    """The refusal cannot be encrypted any more."""
+
+    async def test() -> None:
+        faults: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        async with (
+            serving(Script(), tls=pair) as server,
+            connected(server.port, made.client_context(), shakes=False) as client,
+        ):
+            await client.shake(flushes_last=False)
+            client.tls.write(sent)
+            client.flush(b"\x17\x03\x03\x00\x20" + bytes(32))
+            with suppress(ConnectionResetError):
+                while await client.reader.read(1000):
+                    pass
+            await until(lambda: not len(server.clients))
+            async with connected(server.port, made.client_context()) as other:
+                other.send(GET)
+                answer = await other.read(13)
+
+            assert answer == b"HTTP/1.1 200 "
+            assert faults == []
 
     run(test)
 
