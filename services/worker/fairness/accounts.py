@@ -9,7 +9,8 @@ TENANTS_MAX = 4096
 """How many tenants a worker knows, or twice as many as have requests, if that is more."""
 LABELS_MAX = 100
 """How many tenants have a name in metrics: the first ones. The others share one."""
-OTHERS = "other"
+OTHERS = "(other)"
+"""Their label, which can be no tenant's name."""
 
 
 class Accounts:

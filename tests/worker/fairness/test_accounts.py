@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.access.keys_file import TENANT_NAME
 from services.core.tenant import Tenant
 from services.worker.fairness import accounts as module
 from services.worker.fairness.account import Account
@@ -98,3 +99,8 @@ def test_first_tenants_have_a_label_and_all_others_share_one(monkeypatch: pytest
         known(accounts, name, input_tokens=number)
 
     assert accounts.totals() == {"a": (1, 0), "b": (2, 0), OTHERS: (7, 0)}
+
+
+def test_shared_label_can_be_no_tenants_name() -> None:
+    """A bug: what a tenant called `other` had was mixed with what the tenants without a label had."""
+    assert TENANT_NAME.fullmatch(OTHERS) is None

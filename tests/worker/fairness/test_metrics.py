@@ -56,5 +56,5 @@ def test_tenants_beyond_the_bound_share_a_label(monkeypatch: pytest.MonkeyPatch)
     assert {name: value for name, value in found.items() if "waiting" in name} == {
         'unbroken_tenant_waiting{tenant="a"}': 0,
         'unbroken_tenant_waiting{tenant="b"}': 1,
-        'unbroken_tenant_waiting{tenant="other"}': 2,
+        'unbroken_tenant_waiting{tenant="(other)"}': 2,
     }
