@@ -11,7 +11,7 @@ from pathlib import Path
 
 from services.access.key import NewKey, id_of, make_key
 from services.access.keyring import Key, today
-from services.access.keys_file import TENANT_NAME, KeysFileError, keys_in, tenants_in, text_of
+from services.access.keys_file import FILE_BYTES_MAX, TENANT_NAME, KeysFileError, keys_in, tenants_in, text_of
 
 LOCK_S_MAX = 10.0
 """How long to wait for another program that edits the file."""
@@ -53,8 +53,9 @@ def revoke_key(path: Path, given: str) -> str:
         raise KeysFileError("a key is revoked by its id, which has 8 characters of 0-9 and a-f, or by the whole key")
     with _locked(path.resolve()) as file:
         text = text_of(file)
-        rest = [key for key in keys_in(text, path) if key.id != key_id]
-        if len(rest) == len(keys_in(text, path)):
+        keys = keys_in(text, path)
+        rest = [key for key in keys if key.id != key_id]
+        if len(rest) == len(keys):
             raise KeysFileError(f"{path} has no key {key_id}")
         shorter = _without(text, key_id)
         if not _has_keys(shorter, rest, path):
@@ -86,13 +87,16 @@ def _replace(file: Path, text: str) -> None:
 
     Raises KeysFileError.
     """
+    content = text.encode()  # In UTF-8 as it was read, whatever the locale.
+    if len(content) > FILE_BYTES_MAX:
+        raise KeysFileError(f"the keys file {file} would be larger than {FILE_BYTES_MAX} bytes")
     new = file.with_name(f".{file.name}.new")
     try:
         before = file.stat() if file.exists() else None
         new.unlink(missing_ok=True)  # It may be left over, or somebody else's, who could go on writing into it.
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as opened:
-            opened.write(text.encode())  # In UTF-8 as it was read, whatever the locale.
+            opened.write(content)
             opened.flush()
             if before is not None:
                 os.fchown(descriptor, before.st_uid, before.st_gid)

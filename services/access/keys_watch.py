@@ -8,7 +8,7 @@ from pathlib import Path
 import structlog
 
 from services.access.keyring import Keyring
-from services.access.keys_file import KeysFileError, read_keys_file
+from services.access.keys_file import KeysFileError, keyring_of, read_keys_file, text_of
 from services.core.tenant import Tenant
 
 log = structlog.get_logger()
@@ -34,6 +34,7 @@ class WatchedKeys:
         self._path = path
         self._used = self._seen = _state_of(path)
         self._keyring: Keyring = read_keys_file(path)
+        self._unusable: tuple[int, ...] | None = None  # The state in which its content could not be used.
         self._fault = ""  # Why the file cannot be used, as the log has it.
 
     def tenant_of(self, headers: Mapping[str, str]) -> Tenant:
@@ -53,18 +54,33 @@ class WatchedKeys:
         counts as well.
         """
         before, self._seen = self._seen, _state_of(self._path)
-        if self._seen == self._used or self._seen != before:
+        if self._seen == self._used or self._seen != before or self._seen == self._unusable is not None:
             return
         try:
-            keyring = read_keys_file(self._path)
+            text = text_of(self._path)  # What cannot be read now may be readable at the next look.
         except KeysFileError as error:
-            if str(error) != self._fault:
-                log.error("the keys file cannot be used: the keys before it stay valid", why=str(error))
-            self._fault = str(error)
+            self._keep(error)
+            return
+        self._take(text)
+
+    def _take(self, text: str) -> None:
+        """Use what was read, unless the file has changed meanwhile."""
+        try:
+            keyring = keyring_of(text, self._path)
+        except KeysFileError as error:
+            self._keep(error)
+            if _state_of(self._path) == self._seen:
+                self._unusable = self._seen  # To parse it again at each look would hold up the event loop.
             return
         if _state_of(self._path) == self._seen:
             self._keyring, self._used, self._fault = keyring, self._seen, ""
             log.info("the keys file was read", path=str(self._path))
+
+    def _keep(self, error: KeysFileError) -> None:
+        """Keep the last keys. The log says why, once."""
+        if str(error) != self._fault:
+            log.error("the keys file cannot be used: the keys before it stay valid", why=str(error))
+        self._fault = str(error)
 
 
 def _state_of(path: Path) -> tuple[int, ...] | None:

@@ -201,6 +201,18 @@ def test_file_is_written_in_utf_8_in_every_locale(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8").startswith("# Für alle.\n")
 
 
+def test_file_does_not_grow_beyond_what_frontends_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "keys.toml"
+    add_key(path, "acme")
+    before = path.read_text()
+    monkeypatch.setattr(keys_edit, "FILE_BYTES_MAX", len(before) + 10)
+
+    with pytest.raises(KeysFileError, match="would be larger than"):
+        add_key(path, "acme")
+
+    assert path.read_text() == before
+
+
 def test_file_that_is_wrong_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text("[tenants")

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from services.access import keys_watch
 from services.access.key import NewKey
+from services.access.keyring import Keyring
 from services.access.keys_edit import add_key, revoke_key
-from services.access.keys_file import KeysFileError
-from services.access.keys_watch import WatchedKeys
+from services.access.keys_file import KeysFileError, keyring_of
+from services.access.keys_watch import LOOK_S, WatchedKeys
 from services.core.errors import Failure
 
 
@@ -81,6 +83,51 @@ def test_file_that_can_be_read_again_counts_though_its_content_is_the_same(tmp_p
     look_twice(keys)
 
     assert (lets_in(keys, first), lets_in(keys, second)) == (False, True)
+
+
+def test_content_that_cannot_be_used_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug: it was parsed at each look, which held up the event loop of a frontend as long as the file was wrong."""
+    path, parsed = tmp_path / "keys.toml", []
+    add_key(path, "acme")
+    keys = WatchedKeys(path)
+
+    def count(text: str, path: Path) -> Keyring:
+        parsed.append(text)
+        return keyring_of(text, path)
+
+    monkeypatch.setattr(keys_watch, "keyring_of", count)
+    for content in ("[tenants", "[tenants."):
+        path.write_text(content)
+        look_twice(keys)
+        look_twice(keys)
+
+    assert parsed == ["[tenants", "[tenants."]
+
+
+def test_file_that_cannot_be_read_is_read_again_though_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network that fails for a moment."""
+    path = tmp_path / "keys.toml"
+    add_key(path, "acme")
+    keys = WatchedKeys(path)
+    second = add_key(path, "acme")
+
+    def fail(path: Path) -> str:
+        raise KeysFileError(f"the keys file {path} cannot be read: Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keys_watch, "text_of", fail)
+        look_twice(keys)
+    assert not lets_in(keys, second)
+
+    keys.look()
+    assert lets_in(keys, second)
+
+
+def test_change_counts_within_a_second_as_the_command_says() -> None:
+    """The change comes right after a look, and counts at the second one after it."""
+    assert 2 * LOOK_S <= 0.5, "the other half of the second is for a file of FILE_BYTES_MAX"
 
 
 def test_file_that_changes_at_each_look_is_not_read(tmp_path: Path) -> None:
