@@ -35,7 +35,11 @@ def _check_url(_: click.Context, __: click.Parameter, given: str) -> str:
 @env_option("--max-tokens", "DYN_CHAT_MAX_TOKENS", type=Integer(-1), help="Maximum length of an answer in tokens.")
 @env_option("--temperature", "DYN_CHAT_TEMPERATURE", type=Number(0, 2), help="Sampling temperature.")
 @env_option("--seed", "DYN_CHAT_SEED", type=Integer(-(2**63), 2**64 - 1), help="Seed of the sampling.")
-@env_option("--api-key", "DYN_CHAT_API_KEY", help="API key, if the server needs one. Rather set the variable.")
+@env_option(
+    "--api-key",
+    "DYN_CHAT_API_KEY",
+    help="API key, if the server needs one. All users of the machine can see a command line; prefer the variable.",
+)
 @env_option(
     "--ca",
     "DYN_CHAT_CA",

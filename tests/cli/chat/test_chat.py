@@ -136,12 +136,14 @@ def test_ctrl_c_stops_the_answer_but_not_the_conversation(terminals: list[Termin
     assert [turn["content"] for turn in server.requests[1]["messages"]] == ["one", "Hel", "two"]
 
 
-def test_api_key_is_sent_as_the_openai_sdks_send_it() -> None:
+def test_api_key_is_sent_as_the_openai_sdks_send_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with Server([event("Hello"), DONE]) as server:
         assert chat(server, "Hi", "--api-key", "the-key").returncode == 0
         assert chat(server, "Hi").returncode == 0
+        monkeypatch.setenv("DYN_CHAT_API_KEY", "of-the-variable")
+        assert chat(server, "Hi").returncode == 0
 
-    assert server.authorizations == ["Bearer the-key", None]
+    assert server.authorizations == ["Bearer the-key", None, "Bearer of-the-variable"]
 
 
 def test_error_response_is_shown_with_its_message_and_hint() -> None:

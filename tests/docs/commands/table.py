@@ -24,7 +24,7 @@ TRIED = {
     "unbroken keys new --keys-file keys.toml --tenant acme": Place("tests/cli/test_keys.py", 'run("new"'),
     "unbroken keys list --keys-file keys.toml": Place("tests/cli/test_keys.py", 'run("list"'),
     "unbroken keys revoke --keys-file keys.toml 1f2e3d4c": Place("tests/cli/test_keys.py", 'run("revoke"'),
-    'unbroken chat --api-key "$KEY"': Place("tests/cli/chat/test_chat.py", "--api-key"),
+    'DYN_CHAT_API_KEY="$KEY" unbroken chat': Place("tests/cli/chat/test_chat.py", "DYN_CHAT_API_KEY"),
     "unbroken certs certs --host llm.example": Place("tests/cli/certs/test_command.py", "--host=llm.example"),
     "DYN_TLS_CERT_PATH=certs/edge.pem": Place("tests/docs/commands/test_up.py"),
     "curl --cacert certs/ca.pem": Place("tests/docs/commands/test_up.py"),
