@@ -16,6 +16,7 @@ from services.core.tenant import TenantOf
 from services.http.app import HttpApp
 from services.http.grpc.routes import GrpcRoutes, Guard
 from services.http.grpc.web.routes import WebRoutes
+from services.http.host_rule import HostRule
 from services.http.server.config import HttpConfig
 from services.http.server.context import ConnectionContext
 from services.http.server.listener import Listen, http_server
@@ -51,6 +52,7 @@ async def serving_rpcs(
     bounds: ClientBounds | None = None,
     guard: Guard | None = None,
     tenant_of: TenantOf | None = None,
+    host_rule: HostRule = HostRule(),  # noqa: B008
     is_draining: Callable[[], bool] = lambda: False,
     on_refused: Callable[[str, Failure], None] = lambda *_: None,
 ) -> AsyncIterator[Serving]:
@@ -62,7 +64,7 @@ async def serving_rpcs(
         routes.guard(SERVICE, guard)
     if tenant_of is not None:
         routes.open_to_strangers(SERVICE)
-    app = HttpApp(config, config.body_bytes_max, is_draining, tenant_of=tenant_of)
+    app = HttpApp(config, config.body_bytes_max, is_draining, tenant_of=tenant_of, host_rule=host_rule)
     WebRoutes(routes).add_to(app.routes)
     async with http_server(app, config, Listen("127.0.0.1:0"), rpcs=routes) as listening:
         server: Any = Server(listening.port, None, None, None, listening.context)  # type: ignore[arg-type]

@@ -42,6 +42,8 @@ class WebRpc(Rpc):
         self._has_head = self._is_cut = False
         self._last = b""
         self.asked = Asked(request.path, method, rpcs, request.headers)
+        if request.refusal is not None:
+            self.asked.fault = failed(request.refusal)
 
     async def answer(self, form: Form, executor: BoundedExecutor) -> None:
         """Send the answer. `form`: of the request."""

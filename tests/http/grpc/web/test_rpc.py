@@ -15,6 +15,7 @@ from services.core.errors import Failure, Reason
 from services.core.flow.client_flow import ClientBounds
 from services.core.tenant import Tenant
 from services.http.h2.wire.frames import DATA, ErrorCode, frame, rst_stream
+from services.http.host_rule import HostRule
 from services.http.server.config import STRANGER_BODY_BYTES_MAX, HttpConfig
 from services.rpc.status import MESSAGE_BYTES_MAX
 from tests.http.grpc.interop_service import ECHOED
@@ -523,6 +524,21 @@ def test_service_that_is_open_to_strangers_takes_small_requests_alone(version: s
         assert over_grpc == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
 
     call(test, tenant_of=stranger)
+
+
+@pytest.mark.parametrize("headers", [BINARY, TEXT], ids=["binary", "text"])
+def test_page_of_another_origin_cannot_call_a_server_without_keys(version: str, headers: dict[str, str]) -> None:
+    """A bug: the refusal of a request that came at once was forgotten, as the rpc tells of refusals itself."""
+
+    async def test(serving: Any) -> None:
+        answer = await ask(serving, version, EMPTY_CALL, encoded_empty(headers), headers | PAGE)
+        assert answer.code == grpc.StatusCode.UNAUTHENTICATED.value[0]
+
+    call(test, host_rule=HostRule(is_open=True))
+
+
+def encoded_empty(headers: dict[str, str]) -> bytes:
+    return base64.b64encode(message(b"")) if headers is TEXT else message(b"")
 
 
 async def unfinished(serving: Any, version: str, path: str, headers: dict[str, str], size: int) -> WebAnswer:
