@@ -22,8 +22,9 @@ class Keyed:
         self.file = folder / "keys.toml"
         self.file.write_text(tenants)
         self.acme, self.other = add_key(self.file, "acme"), add_key(self.file, "other")
-        self.plane: Plane = start_plane(frontend=(f"--keys-file={self.file}", f"--admin-token={TOKEN}"))
-        run_async(self.plane.worker(*worker))
+        options = (f"--keys-file={self.file}", f"--admin-token={TOKEN}", "--log-level=debug")
+        self.plane: Plane = start_plane(frontend=options)
+        self.worker = run_async(self.plane.worker(*worker))
 
     def http(self, *, is_http2: bool = False) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self.plane.frontend.http, http1=not is_http2, http2=is_http2, timeout=WAIT_S)

@@ -327,7 +327,7 @@ def test_refusals_for_lack_of_a_key_are_counted_over_each_wire(keyed: Keyed) -> 
     assert run_async(scenario()) == 2
 
 
-def test_key_that_is_revoked_is_refused_soon_and_its_stream_is_finished(slow: Keyed) -> None:
+def test_key_that_is_revoked_is_refused_and_its_stream_is_finished(slow: Keyed) -> None:
     key = add_key(slow.file, "acme")
 
     async def scenario() -> list[int]:
