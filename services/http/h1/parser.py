@@ -90,7 +90,8 @@ class RequestParser:
                 if self._pending_bytes > HEAD_BYTES_MAX:
                     raise head_too_large()
             if self.has_head and (refusal := self._request.refusal) is not None:
-                raise refusal  # The rest need not come.
+                self.break_off(refusal)  # The rest need not come.
+                return False
         except BrokenHead as broken:
             self.broken = broken
         except Failure as fault:
