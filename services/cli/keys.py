@@ -24,7 +24,7 @@ _file_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _errors_reported() -> Iterator[None]:
     """Turn what is wrong with the file into an error of the command line."""
     try:
         yield
@@ -47,7 +47,7 @@ def command() -> None:
 )
 def new(path: Path, tenant: str, expires: datetime | None) -> None:
     """Make a key and print it. It is shown this once: the file has only its hash."""
-    with _told():
+    with _errors_reported():
         key = add_key(path, tenant, None if expires is None else expires.date())
     click.echo(key.text)
 
@@ -56,7 +56,7 @@ def new(path: Path, tenant: str, expires: datetime | None) -> None:
 @_file_option
 def list_keys(path: Path) -> None:
     """List the keys: their id, their tenant, and when they expire."""
-    with _told():
+    with _errors_reported():
         keys = keys_in(text_of(path), path)
     for key in keys:
         click.echo(f"{key.id}  {key.tenant.name}{_expiry(key.expires)}")
@@ -76,6 +76,6 @@ def revoke(path: Path, key_id: str) -> None:
 
     Frontends refuse it within a second of the change of their file.
     """
-    with _told():
+    with _errors_reported():
         revoked = revoke_key(path, key_id)
     click.echo(f"revoked {revoked}")

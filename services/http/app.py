@@ -40,14 +40,14 @@ class HttpApp:
         is_draining: Callable[[], bool],
         shortage: Shortage | None = None,
         tenant_of: TenantOf | None = None,
-        on_stranger: Callable[[HttpRequest, Failure], None] = lambda *_: None,
+        on_unauthenticated: Callable[[HttpRequest, Failure], None] = lambda *_: None,
         host_rule: HostRule = HostRule(),  # noqa: B008
     ) -> None:
         """`body_bytes_max`: the largest request body. `is_draining`: whether connections close after their answer.
 
         `shortage`: counts what cannot be accepted. `tenant_of`: finds whose key a request carries; None: clients need
-        no keys. `on_stranger`: called with requests that are refused because they carry no valid key. `host_rule`:
-        which names requests may have in `Host` and `Origin`.
+        no keys. `on_unauthenticated`: called with requests that are refused because they carry no valid key.
+        `host_rule`: which names requests may have in `Host` and `Origin`.
         """
         self.config = config
         self.body_bytes_max = body_bytes_max
@@ -55,7 +55,7 @@ class HttpApp:
         self._is_draining = is_draining
         self._shortage = shortage
         self._tenant_of = tenant_of
-        self._on_stranger = on_stranger
+        self._on_unauthenticated = on_unauthenticated
         self._host_rule = host_rule
         self._rng = random.Random()
         self._cors = Cors(config.cors_origins)
@@ -65,12 +65,12 @@ class HttpApp:
         request.path = self.routes.meant(request.path)
         if not self.routes.is_private(request.path):
             request.shared = self._cors.headers_of(request)
-        is_allowed = ALLOW in request.shared
-        is_asked_by_page = is_allowed and is_preflight(request)  # Browsers send it without a key.
+        # Browsers send it without a key. Where there is no such path, the answer would list those that there are.
+        is_asked_by_page = self._is_asked_by_page(request) and bool(self.routes.methods_of(request))
         if self._tenant_of is not None and (is_asked_by_page or self.routes.is_open(request.path)):
             request.body_bytes_max = min(request.body_bytes_max, STRANGER_BODY_BYTES_MAX)
         try:
-            self._host_rule.check(request, is_allowed=is_allowed)
+            self._host_rule.check(request, is_allowed=ALLOW in request.shared)
             if not is_asked_by_page:
                 self._check(request)
         except Failure as refusal:
@@ -78,13 +78,13 @@ class HttpApp:
             request.refusal = refusal
 
     def _check(self, request: HttpRequest) -> None:
-        """Sets whose it is. Raises Failure if the client may not send the request."""
+        """Sets the request's tenant. Raises Failure if the client may not send the request."""
         self.routes.check(request)
         if self._tenant_of is not None and self.routes.needs_key(request.path):
             try:
                 request.tenant = self._tenant_of(request.headers)
             except Failure as failure:
-                self._on_stranger(request, failure)
+                self._on_unauthenticated(request, failure)
                 raise
 
     async def answer(self, request: HttpRequest, exchange: Exchange) -> None:
@@ -99,16 +99,20 @@ class HttpApp:
 
     def _handler_of(self, request: HttpRequest) -> Handler:
         """Raises NoRoute, and Failure if the client may not send the request."""
-        if request.refusal is not None and not self.routes.tells(request.path):
+        if request.refusal is not None and not self.routes.reports_refusals(request.path):
             raise request.refusal
         return self.routes.find(request)
 
     def _preflight(self, request: HttpRequest) -> Response | None:
         """The response to a preflight request; None if it is not one, or its origin is not allowed."""
-        if not (is_preflight(request) and ALLOW in request.shared):
+        if not self._is_asked_by_page(request):
             return None
         methods = self.routes.methods_of(request)
         return preflight(request, methods) if methods else None
+
+    def _is_asked_by_page(self, request: HttpRequest) -> bool:
+        """Whether it is the preflight request of a page whose origin is allowed."""
+        return is_preflight(request) and ALLOW in request.shared
 
     def _failed(self, error: Exception, request_id: str) -> Response:
         match error:

@@ -34,7 +34,7 @@ class Router:
         self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Handler]]] = {}
         self._guards: dict[str, Guard] = {}
         self._private: set[str] = set()
-        self._tell: set[str] = set()
+        self._reporting: set[str] = set()
         self._open: set[str] = set()
         self._unlisted: set[str] = set()
         self._notes: list[str] = []
@@ -61,26 +61,26 @@ class Router:
         """Whether a client needs a key for `path`, where clients need keys. A guard replaces the key."""
         return path not in self._open and path not in self._guards
 
-    def guard(self, path: str, guard: Guard, *, is_private: bool = True, tells: bool = False) -> None:
+    def guard(self, path: str, guard: Guard, *, is_private: bool = True, reports_refusals: bool = False) -> None:
         """Call `guard` with the head of every request to `path`, whatever its method.
 
-        `is_private`: no page of another origin may read the answers. `tells`: the handler is called for refused
-        requests, too, because it tells of a refusal in another form.
+        `is_private`: no page of another origin may read the answers. `reports_refusals`: the handler is
+        called for refused requests, too, because it reports refusals in another form.
         """
         self._guards[path] = guard
         if is_private:
             self._private.add(path)
-        if tells:
-            self._tell.add(path)
+        if reports_refusals:
+            self._reporting.add(path)
 
     def check(self, request: HttpRequest) -> None:
         """Raises what the guard of the path raises."""
         if guard := self._guards.get(request.path):
             guard(request)
 
-    def tells(self, path: str) -> bool:
-        """Whether the handler of `path` tells of refusals itself."""
-        return path in self._tell
+    def reports_refusals(self, path: str) -> bool:
+        """Whether the handler of `path` reports refusals itself."""
+        return path in self._reporting
 
     def note(self, text: str) -> None:
         """Tell people what else is served here, in the hint of NoRoute."""

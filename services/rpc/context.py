@@ -21,7 +21,7 @@ class Context(Protocol):
 
     @property
     def tenant(self) -> Tenant:
-        """Whose rpc it is."""
+        """The tenant of the caller."""
         ...
 
     def hold(self, size: int) -> None:

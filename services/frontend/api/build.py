@@ -44,9 +44,9 @@ def build_app(
     have in `Host` and `Origin`.
     """
     endpoints = OpenAiEndpoints(pipeline, served, Canceller(control, finder), config, on_refused, finder)
-    on_stranger = partial(_count_stranger, on_refused)
+    on_unauthenticated = partial(_count_unauthenticated, on_refused)
     app = HttpApp(
-        config, config.body_bytes_max, lambda: served.is_draining, shortage, tenant_of, on_stranger, host_rule
+        config, config.body_bytes_max, lambda: served.is_draining, shortage, tenant_of, on_unauthenticated, host_rule
     )
     routes = app.routes
     completion = partial(parse_completion, unknown_fields=config.unknown_fields)
@@ -64,7 +64,7 @@ def build_app(
     return app
 
 
-def _count_stranger(on_refused: OnRefused, request: HttpRequest, failure: Failure) -> None:
+def _count_unauthenticated(on_refused: OnRefused, request: HttpRequest, failure: Failure) -> None:
     """A request without a valid key counts as an outcome, as over gRPC."""
     if (endpoint := _COUNTED.get(request.path)) is not None:
         on_refused(endpoint, request.id, failure)

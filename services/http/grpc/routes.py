@@ -29,7 +29,7 @@ _ROLE_HINT = "Give the caller a certificate of that role."
 
 Guard = Callable[[Mapping[str, str]], Tenant]
 """Called with the header fields of each rpc of a service before its request is read, and before its metadata is
-decoded. Returns whose it is. Raises Failure."""
+decoded. Returns the caller's tenant. Raises Failure."""
 DEFAULT_BOUNDS = ClientBounds()
 Servicer = TypeVar("Servicer")
 
@@ -97,7 +97,7 @@ class GrpcRoutes:
         return _service_of(path) in self._private
 
     def check(self, path: str, headers: Mapping[str, str]) -> Tenant:
-        """Returns whose rpc it is. Raises Failure if the client may not call the method."""
+        """Returns the caller's tenant. Raises Failure if the client may not call the method."""
         if not self._guards or (guard := self._guards.get(_service_of(path))) is None:
             return EVERYBODY
         return guard(headers)

@@ -62,7 +62,7 @@ class Rpcs(Protocol):
     compression: Compression
 
     def check(self, path: str, headers: Mapping[str, str]) -> Tenant:
-        """Returns whose rpc it is. Raises Failure if the client may not call the method."""
+        """Returns the caller's tenant. Raises Failure if the client may not call the method."""
         ...
 
     def is_open(self, path: str) -> bool:

@@ -133,6 +133,22 @@ def test_preflight_needs_no_key_but_only_from_an_allowed_origin() -> None:
 
 
 PREFLIGHT = {"origin": "https://chat.example", "access-control-request-method": "POST"}
+
+
+def test_preflight_without_a_key_does_not_learn_which_paths_there_are() -> None:
+    """A bug: that of an unknown path was answered with a list of all."""
+
+    async def test() -> None:
+        config = HttpConfig(cors_origins=("https://chat.example",))
+        async with serving(Script("hello"), tenant_of=tenant_of, config=config) as server, connected(server) as client:
+            answer = await client.answer(client.open("/elsewhere", PREFLIGHT, "OPTIONS", ends=True))
+
+            assert answer.status == 401
+            assert "/v1/" not in answer.body.decode()
+
+    run(test)
+
+
 SMALL: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
     "health check": ("POST", "/health", {}),
     "metrics": ("GET", "/metrics", {}),

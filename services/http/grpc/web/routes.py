@@ -30,7 +30,7 @@ class WebRoutes:
             if self._rpcs.is_open(path):
                 routes.open(path)
             else:
-                routes.guard(path, self._check, is_private=self._rpcs.is_private(path), tells=True)
+                routes.guard(path, self._check, is_private=self._rpcs.is_private(path), reports_refusals=True)
         routes.note(self._rpcs.listed())
 
     async def _serve(self, method: Method, request: HttpRequest, exchange: Exchange) -> Response | None:
