@@ -19,10 +19,9 @@ def open_channel(address: str, peers: Peers | None, role: Role) -> grpc.aio.Chan
     if peers is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     ca, key, cert = peers.loaded.pem
-    name = dns_name(peers.loaded.identity.domain, role)
+    name = ("grpc.ssl_target_name_override", dns_name(peers.loaded.identity.domain, role))
     credentials = grpc.ssl_channel_credentials(ca, key, cert)
-    options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name)]
-    return grpc.aio.secure_channel(address, credentials, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=[*CHANNEL_OPTIONS, name])
 
 
 def why_refused(error: grpc.aio.AioRpcError, role: Role) -> str:
