@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from services.access.keys_edit import add_key
 from tests.support.clock import WAIT_S
 from tests.support.up import Up, complete, started_clusters, table_of, until
 
@@ -64,6 +65,21 @@ def test_up_starts_a_cluster_restarts_its_processes_and_stops_it_in_order(start:
     ends = re.findall(r"^(registry|worker|frontend)\S* +\| .* stopping ", up.log, re.MULTILINE)
     assert ends == ["frontend", "frontend", "worker", "worker", "registry"]
     assert re.search(rf"worker-2 +{state['workers'][1]['pid']} +address {state['workers'][1]['address']}", table_of(up))
+
+
+def test_up_with_a_keys_file_says_how_to_send_a_key(
+    start: Callable[..., Up], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug: it ended with a KeyError, because its frontends showed it no models."""
+    add_key(tmp_path / "keys.toml", "acme")
+    monkeypatch.setenv("DYN_KEYS_FILE", str(tmp_path / "keys.toml"))
+
+    up = start("--workers=1")
+    up.wait_state()
+    until(lambda: up.process.poll() is not None or "Ctrl-C stops it" in up.log)
+
+    assert up.end() == 0, up.log
+    assert '/v1/chat/completions -H "authorization: Bearer $KEY"' in table_of(up)
 
 
 def try_complete(http: str) -> str | None:
