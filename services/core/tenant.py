@@ -7,6 +7,10 @@ from msgspec import Struct
 WEIGHT_MIN, WEIGHT_MAX = 1e-6, 1e6
 """Weights are compared by dividing by them."""
 TENANT_NAME_CHARACTERS_MAX = 256
+LABELS_MAX = 100
+"""How many tenants have a name in metrics: the first ones. The others share one."""
+OTHERS = "(other)"
+"""Their label, which can be no tenant's name."""
 
 
 class Tenant(Struct, frozen=True, kw_only=True):
@@ -53,3 +57,16 @@ EVERYBODY = Tenant(name="")
 
 TenantOf = Callable[[Mapping[str, str]], Tenant]
 """Finds the tenant whose key is among headers or metadata, by lower-case names. Raises Failure(UNAUTHENTICATED)."""
+
+
+class TenantLabels:
+    """The labels of tenants in the metrics of one process."""
+
+    def __init__(self) -> None:
+        self._named: set[str] = set()
+
+    def of(self, name: str) -> str:
+        """The tenant's own name, or OTHERS."""
+        if len(self._named) < LABELS_MAX:
+            self._named.add(name)
+        return name if name in self._named else OTHERS

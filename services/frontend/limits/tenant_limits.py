@@ -18,16 +18,13 @@ from random import Random
 from typing import NoReturn
 
 from services.core.errors import CAUSE, RETRY_AFTER_S_MIN, Failure, Reason
-from services.core.tenant import Allowance, Tenant
+from services.core.tenant import Allowance, Tenant, TenantLabels
 from services.frontend.limits.bucket import LEAST, Bucket
 from services.runtime.loop import clock
 
 STATES_KEPT = 4096
 """How many tenants a frontend process remembers, or twice as many as have used a part of their limits, if that is more.
 """
-LABELS_MAX = 100
-"""How many tenants have a name in metrics: the first ones. The others share one."""
-OTHERS = "other"
 AT_ONCE, REQUESTS, TOKENS = "requests_at_once", "requests_per_minute", "tokens_per_minute"
 
 
@@ -102,7 +99,7 @@ class TenantLimits:
         self._now = now
         self._states: dict[str, _State] = {}
         self._forget_at = STATES_KEPT
-        self._labels: set[str] = set()
+        self._labels = TenantLabels()
         self.refusals: Counter[tuple[str, str]] = Counter()
 
     def admit(self, tenant: Tenant, tokens: int) -> Grant:
@@ -165,7 +162,7 @@ class TenantLimits:
         self._forget_at = max(STATES_KEPT, 2 * len(self._states))
 
     def _refuse(self, tenant: Tenant, bound: str, limit: float, used: float, wait_s: float, share: float) -> NoReturn:
-        self.refusals[self._label(tenant.name), bound] += 1
+        self.refusals[self._labels.of(tenant.name), bound] += 1
         count = round(1 / share)
         detail = f"the tenant {tenant.name} has used up {bound}: its limit is {limit:g}"
         if count > 1:
@@ -176,8 +173,3 @@ class TenantLimits:
             retry_after_s=wait_s,
             metadata={CAUSE: bound, "limit": f"{limit:g}", "value": f"{used / share:g}"},
         )
-
-    def _label(self, name: str) -> str:
-        if len(self._labels) < LABELS_MAX:
-            self._labels.add(name)
-        return name if name in self._labels else OTHERS

@@ -2,15 +2,11 @@
 
 from collections.abc import Collection, Iterator
 
-from services.core.tenant import Tenant
+from services.core.tenant import Tenant, TenantLabels
 from services.worker.fairness.account import Account
 
 TENANTS_MAX = 4096
 """How many tenants a worker knows, or twice as many as have requests, if that is more."""
-LABELS_MAX = 100
-"""How many tenants have a name in metrics: the first ones. The others share one."""
-OTHERS = "(other)"
-"""Their label, which can be no tenant's name."""
 
 
 class Accounts:
@@ -23,7 +19,7 @@ class Accounts:
     def __init__(self) -> None:
         self._by_name: dict[str, Account] = {}
         self._forget_at = TENANTS_MAX
-        self._labels: set[str] = set()
+        self._labels = TenantLabels()
         self._past: dict[str, tuple[int, int]] = {}  # By label: input and output tokens of forgotten accounts.
 
     def __len__(self) -> int:
@@ -43,7 +39,7 @@ class Accounts:
 
     def keep(self, account: Account, busy: Collection[Account]) -> None:
         """Keep a new account. `busy`: the accounts with requests, which are not forgotten."""
-        account.label = self._label(account.name)
+        account.label = self._labels.of(account.name)
         self._by_name[account.name] = account
         if len(self._by_name) > self._forget_at:
             self._forget({*busy, account})
@@ -55,11 +51,6 @@ class Accounts:
         for account in self._by_name.values():
             _add(totals, account)
         return totals
-
-    def _label(self, name: str) -> str:
-        if len(self._labels) < LABELS_MAX:
-            self._labels.add(name)
-        return name if name in self._labels else OTHERS
 
     def _forget(self, busy: Collection[Account]) -> None:
         idle = sorted((one for one in self._by_name.values() if one not in busy), key=lambda one: one.counter)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from services.core.errors import Failure, Reason
-from services.core.tenant import Allowance, Tenant
+from services.core.tenant import OTHERS, Allowance, Tenant
 from services.frontend.limits import tenant_limits
 from services.frontend.limits.tenant_limits import AT_ONCE, REQUESTS, TOKENS, Grant, TenantLimits
 
@@ -186,11 +186,11 @@ def test_tenants_that_have_used_nothing_for_long_are_forgotten(monkeypatch: pyte
 
 
 def test_metrics_name_only_so_many_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenant_limits, "LABELS_MAX", 2)
+    monkeypatch.setattr("services.core.tenant.LABELS_MAX", 2)
     limits, _ = make()
     for name in ("a", "b", "c", "d", "a"):
         tenant = Tenant(name=name, requests_at_once=1)
         limits.resume(tenant)
         refusal(limits, tenant)
 
-    assert limits.refusals == {("a", AT_ONCE): 2, ("b", AT_ONCE): 1, ("other", AT_ONCE): 2}
+    assert limits.refusals == {("a", AT_ONCE): 2, ("b", AT_ONCE): 1, (OTHERS, AT_ONCE): 2}

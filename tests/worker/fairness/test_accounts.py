@@ -3,10 +3,10 @@
 import pytest
 
 from services.access.keys_file import TENANT_NAME
-from services.core.tenant import Tenant
+from services.core.tenant import OTHERS, Tenant
 from services.worker.fairness import accounts as module
 from services.worker.fairness.account import Account
-from services.worker.fairness.accounts import OTHERS, Accounts
+from services.worker.fairness.accounts import Accounts
 
 
 def known(accounts: Accounts, name: str, *, input_tokens: int = 0, busy: tuple[Account, ...] = ()) -> Account:
@@ -92,7 +92,7 @@ def test_totals_keep_what_forgotten_tenants_have_had(monkeypatch: pytest.MonkeyP
 
 
 def test_first_tenants_have_a_label_and_all_others_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LABELS_MAX", 2)
+    monkeypatch.setattr("services.core.tenant.LABELS_MAX", 2)
     accounts = Accounts()
 
     for number, name in enumerate("abcd", start=1):

@@ -8,7 +8,6 @@ import pytest
 from services.core.tenant import Tenant
 from services.worker.dispatcher import Limits
 from services.worker.execute import Execute
-from services.worker.fairness import accounts
 from tests.support.clock import run_clocked, settle
 from tests.support.doubles import call_layer, make_request
 from tests.support.manual_worker import ManualEngine
@@ -49,7 +48,7 @@ def test_tokens_and_waiting_requests_are_counted_by_tenant() -> None:
 
 
 def test_tenants_beyond_the_bound_share_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounts, "LABELS_MAX", 2)
+    monkeypatch.setattr("services.core.tenant.LABELS_MAX", 2)
 
     found = seen("a", "b", "c", "d")
 
