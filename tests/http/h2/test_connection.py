@@ -13,7 +13,7 @@ from services.core.flow.client_flow import ClientBounds
 from services.http.h2 import connection as connection_module
 from services.http.h2.bounds import keepalive
 from services.http.h2.bounds.keepalive import Keepalive
-from services.http.h2.connection import DRAIN_PING
+from services.http.h2.connection import DRAIN_PING, H2Connection
 from services.http.h2.flow_control import STREAM_WINDOW_BYTES
 from services.http.h2.settings import STREAMS_MAX
 from services.http.h2.wire.frames import (
@@ -602,7 +602,7 @@ def test_client_that_reads_slowly_and_says_nothing_stays(monkeypatch: pytest.Mon
         async with serving(Script("x" * size), config=config) as server, connected(server) as client:
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
             client.post(COMPLETIONS, COMPLETION)
-            while not server.clients._open or not connection_of(server)._writer.is_full:
+            while not any(isinstance(one, H2Connection) and one._writer.is_full for one in server.clients._open):
                 await asyncio.sleep(0.001)
             client.writer.transport.resume_reading()  # type: ignore[attr-defined]
             watched = connection_of(server)._keepalive
