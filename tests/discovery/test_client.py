@@ -44,7 +44,8 @@ def test_client_moves_on_from_a_registry_that_never_answers(monkeypatch: pytest.
 
 def test_client_moves_on_from_a_registry_that_freezes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     quick = {"grpc.keepalive_time_ms": 200, "grpc.keepalive_timeout_ms": 200, "grpc.http2.ping_timeout_ms": 200}
-    monkeypatch.setattr(client_module, "CHANNEL_OPTIONS", [*{**dict(CHANNEL_OPTIONS), **quick}.items()])
+    options = [*{**dict(CHANNEL_OPTIONS), **quick}.items()]
+    monkeypatch.setattr("services.rpc.secure.channels.CHANNEL_OPTIONS", options)
     set_first_answer_timeout(monkeypatch, 0.2)
 
     async def scenario(cluster: Cluster) -> None:

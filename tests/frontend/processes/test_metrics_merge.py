@@ -20,6 +20,7 @@ from services.frontend.processes.metrics_merge import (
 )
 from services.frontend.server import Frontend, FrontendConfig
 from tests.support.doubles import run_async
+from tests.tls.support import shared_certificates
 
 PREFIX = "p"
 
@@ -130,7 +131,8 @@ def test_every_gauge_of_the_frontend_has_an_aggregation() -> None:
     """For each new gauge somebody must decide whether it may be summed."""
 
     async def scenario() -> set[str]:
-        registry = Frontend(FrontendConfig(access=WITH_KEYS))._metrics.registry
+        config = FrontendConfig(access=WITH_KEYS, tls=shared_certificates().pair())
+        registry = Frontend(config)._metrics.registry
         exposed = [family for collector in registry._collector_to_names for family in collector.collect()]
         return {family.name.removeprefix("dynamo_frontend_") for family in exposed if family.type == "gauge"}
 
