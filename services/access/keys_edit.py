@@ -12,6 +12,7 @@ from pathlib import Path
 from services.access.key import NewKey, id_of, make_key
 from services.access.keyring import Key, today
 from services.access.keys_file import FILE_BYTES_MAX, TENANT_NAME, KeysFileError, keys_in, tenants_in, text_of
+from services.runtime.files.replace import replace_file
 
 LOCK_S_MAX = 10.0
 """How long to wait for another program that edits the file."""
@@ -90,21 +91,9 @@ def _replace(file: Path, text: str) -> None:
     content = text.encode()  # In UTF-8 as it was read, whatever the locale.
     if len(content) > FILE_BYTES_MAX:
         raise KeysFileError(f"the keys file {file} would be larger than {FILE_BYTES_MAX} bytes")
-    new = file.with_name(f".{file.name}.new")
     try:
-        before = file.stat() if file.exists() else None
-        new.unlink(missing_ok=True)  # It may be left over, or somebody else's, who could go on writing into it.
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(content)
-            opened.flush()
-            if before is not None:
-                os.fchown(descriptor, before.st_uid, before.st_gid)
-                os.fchmod(descriptor, before.st_mode & 0o777)
-            os.fsync(descriptor)
-        new.replace(file)
+        replace_file(file, content, like=file.stat() if file.exists() else None)
     except OSError as error:
-        new.unlink(missing_ok=True)
         raise KeysFileError(f"the keys file {file} cannot be written: {error.strerror}") from error
 
 

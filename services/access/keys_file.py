@@ -58,11 +58,6 @@ class _File(Struct, forbid_unknown_fields=True):
     keys: list[_Key] = []
 
 
-def read_keys_file(path: Path) -> Keyring:
-    """Read the file. Raises KeysFileError."""
-    return keyring_of(text_of(path), path)
-
-
 def keyring_of(text: str, path: Path) -> Keyring:
     """The keys of the file with this text. `path`: for messages. Raises KeysFileError."""
     return Keyring({key.id: key for key in keys_in(text, path)})

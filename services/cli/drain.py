@@ -1,6 +1,5 @@
 """`unbroken drain`: takes a worker out of service."""
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from services.rpc.status import failure_of
 from services.runtime.loop import run_on_loop
 from services.stubs import registry_pb2, registry_pb2_grpc
 from services.tls.certificate import CertificateError
-from services.tls.peers import Peers
+from services.tls.peers import Peers, peers_with
 from services.tls.roles import Role
 
 DRAIN_TIMEOUT_S = 5.0
@@ -32,7 +31,7 @@ DRAIN_TIMEOUT_S = 5.0
 def command(instance: str, **given: Any) -> None:
     try:
         files = peer_files(given)
-        peers = None if files is None else Peers(files, Role.OPERATOR, time.time)
+        peers = peers_with(files, Role.OPERATOR)
         drained = run_on_loop(_drain(given["registries"], instance, peers))
     except CertificateError as error:
         raise click.ClickException(str(error)) from error

@@ -61,9 +61,9 @@ from services.runtime.process import write_atomically
 from services.runtime.tasks import root_cause
 from services.stubs import admin_pb2_grpc, inference_pb2_grpc
 from services.tls.certificate import PairFiles
-from services.tls.peers import PeerFiles, Peers
+from services.tls.peers import PeerFiles, peers_with
 from services.tls.roles import Role
-from services.tls.watch import WatchedFiles, watched_pair
+from services.tls.watch import WatchedCertificate, watched_pair
 
 log = structlog.get_logger()
 
@@ -144,7 +144,7 @@ class Frontend:
         self._config = config
         self._gate = Gate()
         self._metrics = build_metrics(config.metrics_prefix)
-        self._peers = None if config.peers is None else Peers(config.peers, Role.FRONTEND, time.time)
+        self._peers = peers_with(config.peers, Role.FRONTEND)
         self._catalog = ModelCatalog(self._metrics.count_lost, self._peers)
         self._cork = Cork()
         self._pool = Pool(self._catalog, config.pool, self._cork, self._peers)
@@ -234,7 +234,7 @@ class Frontend:
         log.info("frontend stopped")
 
     @property
-    def _watched(self) -> list[WatchedFiles[Any]]:
+    def _watched(self) -> list[WatchedCertificate[Any]]:
         """The certificates that may change."""
         return [*([] if self._tls is None else [self._tls]), *([] if self._peers is None else [self._peers.files])]
 

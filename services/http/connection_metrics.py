@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from services.http.server.clients import Clients
 from services.runtime.descriptors.limit import connections_max, limit
-from services.tls.watch import WatchedFiles
+from services.tls.watch import WatchedCertificate
 
 
 class ConnectionMetrics(Collector):
@@ -29,7 +29,7 @@ class ConnectionMetrics(Collector):
 class TlsMetrics(Collector):
     """The certificate of the ports of a process, and the handshakes that failed there."""
 
-    def __init__(self, prefix: str, pair: WatchedFiles[Any]) -> None:
+    def __init__(self, prefix: str, pair: WatchedCertificate[Any]) -> None:
         self._prefix = prefix
         self._pair = pair
 

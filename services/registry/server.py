@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 
 import structlog
 
@@ -16,7 +15,7 @@ from services.rpc.common_services import CommonServices
 from services.runtime.process import write_atomically
 from services.stubs import registry_pb2
 from services.stubs.registry_pb2_grpc import add_RegistryServicer_to_server
-from services.tls.peers import Peers
+from services.tls.peers import peers_with
 from services.tls.roles import EVERY_ROLE, Role
 
 log = structlog.get_logger()
@@ -27,7 +26,7 @@ SERVICE = registry_pb2.DESCRIPTOR.services_by_name["Registry"].full_name
 async def serve(config: RegistryConfig, stopping: asyncio.Event) -> None:
     """Serve until `stopping` is set. Raises an exception group with a StartupError if it cannot listen."""
     store = _store(config)
-    peers = None if config.peers is None else Peers(config.peers, Role.REGISTRY, time.time)
+    peers = peers_with(config.peers, Role.REGISTRY)
     async with asyncio.TaskGroup() as group:
         keeping = group.create_task(store.run())
         if peers is not None:

@@ -5,7 +5,6 @@ never import it.
 """
 
 import ipaddress
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from services.runtime.files.replace import replace_file
 from services.tls.certificate import CertificateError, read_pem
 
 CA = "ca"
@@ -94,15 +94,9 @@ def write_pair(folder: Path, name: str, cert: x509.Certificate, key: ec.Elliptic
 
 
 def _write(file: Path, content: bytes, mode: int) -> None:
-    new = file.with_name(f".{file.name}.new")
     try:
-        new.unlink(missing_ok=True)
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(content)
-        new.replace(file)
+        replace_file(file, content, mode=mode)
     except OSError as error:
-        new.unlink(missing_ok=True)
         raise CertificateError(f"{file} cannot be written: {error.strerror}") from error
 
 

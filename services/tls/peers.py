@@ -5,6 +5,7 @@ server that it means, so that no worker can pose as the registry.
 """
 
 import ssl
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from services.tls.certificate import (
 )
 from services.tls.connection import Refused
 from services.tls.roles import SCHEME, Role, ids_in
-from services.tls.watch import ServerPair, WatchedFiles
+from services.tls.watch import ServerPair, WatchedCertificate
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class PeerFiles:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a process is: `spiffe://DOMAIN/ROLE`."""
+    """The identity of a process: `spiffe://DOMAIN/ROLE`."""
 
     domain: str
     role: str
@@ -68,7 +69,7 @@ class Peers:
     def __init__(self, files: PeerFiles, role: Role, now: Callable[[], float]) -> None:
         """`role`: of this process. `now`: the time since the epoch. Raises CertificateError."""
         self.role = role
-        self.files: WatchedFiles[PeerPair] = WatchedFiles(
+        self.files: WatchedCertificate[PeerPair] = WatchedCertificate(
             (files.cert, files.key, files.ca), lambda: load_peer(files, role), now
         )
 
@@ -122,8 +123,13 @@ class Door:
         self._peers.check_client(tls, self._roles, "this port is for the role")
 
 
+def peers_with(files: PeerFiles | None, role: Role) -> Peers | None:
+    """How a process of this role speaks with the others; None: without TLS. Raises CertificateError."""
+    return None if files is None else Peers(files, role, time.time)
+
+
 def identity_of(tls: ssl.SSLObject) -> Identity | None:
-    """Who the peer is by its certificate; None if that has not exactly one SPIFFE id."""
+    """The identity in the peer's certificate; None if it has not exactly one SPIFFE id."""
     return _identity(decoded(peer)) if (peer := tls.getpeercert()) else None
 
 

@@ -15,7 +15,6 @@ before may still arrive: they are refused with DRAINING. If the worker closed fi
 import asyncio
 import json
 import random
-import time
 import uuid
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -41,7 +40,7 @@ from services.runtime.address import split_address
 from services.runtime.process import StartupError, write_atomically
 from services.runtime.tasks import root_cause
 from services.stubs import inference_pb2_grpc, worker_pb2_grpc
-from services.tls.peers import Door, PeerFiles, Peers
+from services.tls.peers import Door, PeerFiles, peers_with
 from services.tls.roles import EVERY_ROLE, Role
 from services.worker.dispatcher import Limits
 from services.worker.engine import Engine
@@ -113,7 +112,7 @@ class Worker:
         layers = worker_layers(gate=self._gate, card_of=lambda: self._engine.card, rng=random.Random())
         pipeline = stack(*layers, innermost=self._execute)
         self._service = WorkerService(self._instance_id, engine, self._execute, pipeline, config.session)
-        self._peers = None if config.peers is None else Peers(config.peers, Role.WORKER, time.time)
+        self._peers = peers_with(config.peers, Role.WORKER)
         self._rpcs = GrpcRoutes(peers=self._peers)
         self._rpcs.add(
             inference_pb2_grpc.add_InferenceServicer_to_server, InferenceService(Conclude(pipeline), self._gate)

@@ -13,7 +13,8 @@ import pytest
 
 from services.access import keys_edit
 from services.access.keys_edit import add_key, revoke_key
-from services.access.keys_file import KeysFileError, keys_in, read_keys_file
+from services.access.keys_file import KeysFileError, keys_in
+from services.access.keys_watch import WatchedKeys
 
 BEFORE = """# Ours.
 [tenants.acme]
@@ -39,7 +40,7 @@ def test_first_key_creates_the_file_for_its_owner_alone(tmp_path: Path) -> None:
 
     assert keys_of(path) == {key.id: "acme"}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert read_keys_file(path).tenant_of({"x-api-key": key.text}).name == "acme"
+    assert WatchedKeys(path).tenant_of({"x-api-key": key.text}).name == "acme"
 
 
 def test_file_has_no_key_but_its_hash(tmp_path: Path) -> None:

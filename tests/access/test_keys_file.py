@@ -7,7 +7,8 @@ import pytest
 
 from services.access import keys_file
 from services.access.key import make_key
-from services.access.keys_file import KeysFileError, keys_in, read_keys_file
+from services.access.keys_file import KeysFileError, keys_in
+from services.access.keys_watch import WatchedKeys
 from services.core.tenant import Tenant
 
 PATH = Path("keys.toml")
@@ -88,13 +89,13 @@ def test_what_is_wrong_with_a_file_is_told(text: str, why: str) -> None:
 
 def test_file_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeysFileError, match="cannot be read: No such file"):
-        read_keys_file(tmp_path / "keys.toml")
+        WatchedKeys(tmp_path / "keys.toml")
 
     (tmp_path / "keys.toml").write_bytes(b"\xff")
     with pytest.raises(KeysFileError, match="is not text in UTF-8"):
-        read_keys_file(tmp_path / "keys.toml")
+        WatchedKeys(tmp_path / "keys.toml")
 
     monkeypatch.setattr(keys_file, "FILE_BYTES_MAX", 10)
     (tmp_path / "keys.toml").write_text(WHOLE)
     with pytest.raises(KeysFileError, match="is larger than 10 bytes"):
-        read_keys_file(tmp_path / "keys.toml")
+        WatchedKeys(tmp_path / "keys.toml")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from services.access.keys_file import read_keys_file
+from services.access.keys_watch import WatchedKeys
 from services.cli.keys import command
 
 
@@ -24,7 +24,7 @@ def test_new_key_is_printed_and_valid(tmp_path: Path) -> None:
 
     text = new_key(path)
 
-    assert read_keys_file(path).tenant_of({"authorization": f"Bearer {text}"}).name == "acme"
+    assert WatchedKeys(path).tenant_of({"authorization": f"Bearer {text}"}).name == "acme"
 
 
 def test_list_shows_ids_and_tenants_and_no_secret(tmp_path: Path) -> None:

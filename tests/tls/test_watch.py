@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.tls.certificate import CertificateError, PairFiles
-from services.tls.watch import EXPIRY_REMINDER_S, EXPIRY_WARNING_S, ServerPair, WatchedFiles, watched_pair
+from services.tls.watch import EXPIRY_REMINDER_S, EXPIRY_WARNING_S, ServerPair, WatchedCertificate, watched_pair
 from tests.tls.support import Certificates, serial_of
 
 
@@ -19,7 +19,7 @@ class Watched:
     def __init__(self, made: Certificates, files: PairFiles) -> None:
         self.made = made
         self.now = 0.0
-        self.pair: WatchedFiles[ServerPair] = watched_pair(files, lambda: self.now)
+        self.pair: WatchedCertificate[ServerPair] = watched_pair(files, lambda: self.now)
         self.now = self.pair.loaded.certificate.expires_at - EXPIRY_WARNING_S - 1
 
     @property
@@ -94,7 +94,7 @@ def test_pair_that_cannot_be_used_yet_is_in_use_later(made: Certificates) -> Non
 
     before = watched_pair(files, lambda: 0.0).loaded
     watched = Watched(made, files)
-    watched.pair = WatchedFiles((files.cert, files.key), load, lambda: 0.0)
+    watched.pair = WatchedCertificate((files.cert, files.key), load, lambda: 0.0)
     made.pair(days=30)
 
     why = "it is not valid yet"

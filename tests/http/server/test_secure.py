@@ -15,7 +15,7 @@ from services.core.flow.client_flow import ClientBounds
 from services.http.h2.wire.frames import PREFACE
 from services.http.server.config import HttpConfig
 from services.http.server.secure import NO_ROOM
-from services.tls.watch import ServerPair, WatchedFiles, watched_pair
+from services.tls.watch import ServerPair, WatchedCertificate, watched_pair
 from tests.http.server.accept.test_acceptor import descriptors_left
 from tests.http.support import Script, run, serving
 from tests.support.clock import WAIT_S
@@ -32,12 +32,14 @@ def made(tmp_path: Path) -> Certificates:
 
 
 @pytest.fixture
-def pair(made: Certificates) -> WatchedFiles[ServerPair]:
+def pair(made: Certificates) -> WatchedCertificate[ServerPair]:
     return watched_pair(made.pair(), lambda: 0.0)
 
 
 @pytest.mark.parametrize("is_http2", [False, True], ids=["HTTP/1.1", "HTTP/2"])
-def test_client_chooses_its_version_by_alpn(made: Certificates, pair: WatchedFiles[ServerPair], is_http2: bool) -> None:
+def test_client_chooses_its_version_by_alpn(
+    made: Certificates, pair: WatchedCertificate[ServerPair], is_http2: bool
+) -> None:
     async def test() -> None:
         context = made.client_context()
         async with (
@@ -69,7 +71,7 @@ def test_client_chooses_its_version_by_alpn(made: Certificates, pair: WatchedFil
     ids=["HTTP/1.1 after h2", "HTTP/2 after http/1.1", "HTTP/1.1 without ALPN", "HTTP/2 without ALPN", "only h3"],
 )
 def test_version_is_that_which_was_agreed_on(
-    made: Certificates, pair: WatchedFiles[ServerPair], offered: list[str], sent: bytes, answer: bytes
+    made: Certificates, pair: WatchedCertificate[ServerPair], offered: list[str], sent: bytes, answer: bytes
 ) -> None:
     """Without an agreement, the first bytes decide."""
     context = made.client_context()
@@ -86,7 +88,7 @@ def test_version_is_that_which_was_agreed_on(
 
 @pytest.mark.parametrize("sent", [b"bad\r\n\r\n", PREFACE + b"bad" * 9], ids=["HTTP/1.1", "HTTP/2"])
 def test_bad_request_before_a_broken_record_harms_nobody_else(
-    made: Certificates, pair: WatchedFiles[ServerPair], sent: bytes
+    made: Certificates, pair: WatchedCertificate[ServerPair], sent: bytes
 ) -> None:
     """The refusal cannot be encrypted any more."""
 
@@ -115,7 +117,7 @@ def test_bad_request_before_a_broken_record_harms_nobody_else(
 
 
 def test_running_stream_keeps_its_certificate_and_the_next_connection_gets_the_new_one(
-    made: Certificates, pair: WatchedFiles[ServerPair]
+    made: Certificates, pair: WatchedCertificate[ServerPair]
 ) -> None:
     async def test() -> None:
         go = asyncio.Event()
@@ -142,7 +144,7 @@ def test_running_stream_keeps_its_certificate_and_the_next_connection_gets_the_n
     run(test)
 
 
-def test_client_that_does_not_read_is_cut_as_over_tcp(made: Certificates, pair: WatchedFiles[ServerPair]) -> None:
+def test_client_that_does_not_read_is_cut_as_over_tcp(made: Certificates, pair: WatchedCertificate[ServerPair]) -> None:
     config = HttpConfig(client=ClientBounds(buffer_bytes_max=65_536, stall_s_max=0.2))
 
     async def test() -> None:
@@ -166,7 +168,7 @@ def test_client_that_does_not_read_is_cut_as_over_tcp(made: Certificates, pair: 
 
 @pytest.mark.parametrize("request_bytes", [GET, PREFACE])
 def test_client_without_tls_is_told_so(
-    made: Certificates, pair: WatchedFiles[ServerPair], request_bytes: bytes
+    made: Certificates, pair: WatchedCertificate[ServerPair], request_bytes: bytes
 ) -> None:
     async def test() -> None:
         async with serving(Script(), tls=pair) as server:
@@ -183,7 +185,7 @@ def test_client_without_tls_is_told_so(
     run(test)
 
 
-def test_client_that_trusts_another_ca_is_logged(tmp_path: Path, pair: WatchedFiles[ServerPair]) -> None:
+def test_client_that_trusts_another_ca_is_logged(tmp_path: Path, pair: WatchedCertificate[ServerPair]) -> None:
     async def test() -> None:
         other = Certificates(tmp_path / "other").client_context()
         async with serving(Script(), tls=pair) as server, connected(server.port, other, shakes=False) as client:
@@ -199,7 +201,9 @@ def test_client_that_trusts_another_ca_is_logged(tmp_path: Path, pair: WatchedFi
     run(test)
 
 
-def test_client_for_whom_there_is_no_room_gets_an_alert(made: Certificates, pair: WatchedFiles[ServerPair]) -> None:
+def test_client_for_whom_there_is_no_room_gets_an_alert(
+    made: Certificates, pair: WatchedCertificate[ServerPair]
+) -> None:
     async def test() -> None:
         async with serving(Script(), tls=pair) as server:
             sock = socket.create_connection(("127.0.0.1", server.port))
@@ -213,7 +217,7 @@ def test_client_for_whom_there_is_no_room_gets_an_alert(made: Certificates, pair
     run(test)
 
 
-def test_handshakes_under_way_end_with_the_server(made: Certificates, pair: WatchedFiles[ServerPair]) -> None:
+def test_handshakes_under_way_end_with_the_server(made: Certificates, pair: WatchedCertificate[ServerPair]) -> None:
     async def test() -> None:
         async with serving(Script(), tls=pair) as server:
             reader, writer = await server.connect()

@@ -1,0 +1,1 @@
+"""Files that operators change while a process runs, and files that a program replaces."""
