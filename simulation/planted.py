@@ -123,8 +123,9 @@ PLANTS = (
     Plant(
         "a request that is refused while the process drains is counted as inside",
         "services.core.gate",
-        "if self.is_draining:\n            raise Failure(",
-        "if self.is_draining:\n            self._inside[call.request_id] = call.ending\n            raise Failure(",
+        "if self.is_draining:\n            raise draining()",
+        "if self.is_draining:\n            self._inside[call.tenant.name, call.request_id] = call.ending\n"
+        "            raise draining()",
     ),
     Plant(
         "the engine goes on with a request that has left",

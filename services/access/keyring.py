@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 
+from services.access.bearer import bearer_of
 from services.access.key import hash_of, id_of, is_whole
 from services.core.errors import Failure, Reason
 from services.core.tenant import Tenant
 
 AUTHORIZATION, API_KEY = "authorization", "x-api-key"
-SCHEME = "bearer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,9 @@ def today() -> date:
 
 def _given(headers: Mapping[str, str]) -> str:
     """The key that a request carries. Raises UNAUTHENTICATED if there is none."""
-    if (authorization := headers.get(AUTHORIZATION)) is not None:
-        scheme, _, text = authorization.partition(" ")
-        if scheme.lower() == SCHEME:
-            return text.strip()
+    authorization = headers.get(AUTHORIZATION)
+    if (text := bearer_of(authorization)) is not None:
+        return text
     if (given := headers.get(API_KEY)) is not None:
         return given.strip()
     what = "another scheme than Bearer" if authorization is not None else "no API key"

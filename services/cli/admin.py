@@ -1,13 +1,12 @@
 """Options of a frontend's admin API: where it listens, and its token."""
 
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from services.cli.options import Address, combined, env_option
+from services.cli.options import Address, combined, env_option, refuse_empty
 
 if TYPE_CHECKING:
     from services.frontend.api.admin.admin import AdminConfig
@@ -66,9 +65,7 @@ def admin_config(given: dict[str, Any]) -> "AdminConfig":
 
 def admin_token(token: str | None, file: Path | None) -> str | None:
     """The token from the option, the variable or the file. Raises UsageError, whose text never contains the token."""
-    for variable in TOKEN_VARIABLES:
-        if os.environ.get(variable) == "":  # click treats it as unset, which would leave the admin API open.
-            raise click.UsageError(f"{variable} is empty: give it a value, or unset it")
+    refuse_empty(*TOKEN_VARIABLES)
     if token is not None and file is not None:
         raise click.UsageError("--admin-token and --admin-token-file are both given: give one of them")
     if file is not None:

@@ -1,6 +1,5 @@
 """`unbroken frontend`: runs a frontend, as one process or several."""
 
-import os
 import re
 from dataclasses import astuple
 from pathlib import Path
@@ -22,6 +21,7 @@ from services.cli.options import (
     Origins,
     env_option,
     logging_options,
+    refuse_empty,
     registry_option,
 )
 from services.cli.processes import supervise
@@ -39,12 +39,6 @@ log = structlog.get_logger()
 
 KEYS_FILE = "DYN_KEYS_FILE"
 ALLOW_ANONYMOUS = "DYN_ALLOW_ANONYMOUS"
-
-
-def _check_keys_file(_: click.Context, __: click.Parameter, given: Path | None) -> Path | None:
-    if os.environ.get(KEYS_FILE) == "":  # click treats it as unset, which would let everybody in.
-        raise click.BadParameter(f"{KEYS_FILE} is empty: give it a value, or unset it")
-    return given
 
 
 def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
@@ -171,7 +165,6 @@ def _check_prefix(_: click.Context, __: click.Parameter, given: str) -> str:
     "--keys-file",
     KEYS_FILE,
     type=click.Path(path_type=Path, dir_okay=False),
-    callback=_check_keys_file,
     help="File with the tenants and the hashes of their API keys (see `unbroken keys`). With it, clients need a key. It"
     " is read anew when it changes. Default: clients need none.",
 )
@@ -358,6 +351,7 @@ def _access(given: dict[str, Any]) -> "AccessConfig":
     """Raises UsageError if everybody could come in, and nobody has said that they may."""
     from services.access.keys_watch import AccessConfig
 
+    refuse_empty(KEYS_FILE)
     if given["keys_file"] is None and not given["allow_anonymous"]:
         for option in ("http_listen", "grpc_listen"):
             if not is_local(split_address(given[option])[0]):

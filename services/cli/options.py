@@ -1,6 +1,7 @@
 """Options and types that several subcommands share."""
 
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -97,6 +98,13 @@ class Origins(click.ParamType[Sequence[str]]):
             if origin != "*" and not ORIGIN.fullmatch(origin):
                 self.fail(f"{origin!r} is not an origin: write https://chat.example, or * for all", param, ctx)
         return origins
+
+
+def refuse_empty(*variables: str) -> None:
+    """Raises UsageError if one is set to nothing: click treats it as unset, which would leave something open."""
+    for variable in variables:
+        if os.environ.get(variable) == "":
+            raise click.UsageError(f"{variable} is empty: give it a value, or unset it")
 
 
 def combined(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:

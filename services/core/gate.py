@@ -4,12 +4,18 @@ import asyncio
 from itertools import chain
 
 from services.core.call import Call, Cause, Ending
-from services.core.errors import Failure, Reason
+from services.core.errors import RETRY_AFTER_S_MIN, Failure, Reason
 from services.core.tenant import Tenant
 from services.runtime.tasks import wait_event
 
 _Name = tuple[str, str]
 """A tenant's name and a request id: two tenants may use the same id, and neither knows the other's."""
+
+
+def draining() -> Failure:
+    """The failure of a request that comes, or has not begun, while the server shuts down."""
+    detail = "the server is shutting down and takes no new requests"
+    return Failure(Reason.DRAINING, detail, retry_after_s=RETRY_AFTER_S_MIN)
 
 
 class Gate:
@@ -30,7 +36,7 @@ class Gate:
     def enter(self, call: Call) -> None:
         """Register a request. Raises DRAINING."""
         if self.is_draining:
-            raise Failure(Reason.DRAINING, "the server is shutting down and takes no new requests", retry_after_s=1.0)
+            raise draining()
         name = (call.tenant.name, call.request_id)
         if self._inside.setdefault(name, call.ending) is not call.ending:
             self._namesakes.setdefault(name, {})[call.ending] = None

@@ -40,8 +40,17 @@ class Tenant(Struct, frozen=True, kw_only=True):
         return self.models is None or model in self.models
 
 
+RATES = ("requests", "tokens")
+"""What tenants have rates of."""
+RATE_COUNTS = tuple(f"x-ratelimit-{what}-{name}" for name in RATES for what in ("limit", "remaining"))
+RATE_RESETS = tuple(f"x-ratelimit-reset-{name}" for name in RATES)
+RATE_POLICY, RATE_LEFT = "RateLimit-Policy", "RateLimit"
+"""The headers that tell clients what their tenant has left: those of OpenAI, and those of
+draft-ietf-httpapi-ratelimit-headers-10."""
+
+
 class Allowance(Struct, frozen=True):
-    """What a tenant has left of a rate. `name`: of what there is a rate. `limit`: how much comes in a minute.
+    """What a tenant has left of a rate. `name`: one of RATES. `limit`: how much comes in a minute.
 
     `reset_s`: until all of it is there again, if nothing is taken.
     """

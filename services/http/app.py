@@ -6,9 +6,10 @@ from typing import Protocol
 
 from services.core.common_layers import bug_failure
 from services.core.errors import Failure, Reason
+from services.core.gate import draining
 from services.core.tenant import TenantOf
 from services.http.cors import ALLOW, Cors, is_preflight, preflight
-from services.http.errors import closing, error_response, no_room, no_route_response
+from services.http.errors import error_response, no_room, no_route_response
 from services.http.host_rule import HostRule
 from services.http.request_id import request_id_of
 from services.http.router import Handler, NoRoute, Router
@@ -131,7 +132,7 @@ class HttpApp:
         return self._unanswered(request, no_room(self._rng))
 
     def closing(self, request: HttpRequest) -> Response:
-        return self._unanswered(request, closing())
+        return self._unanswered(request, draining())
 
     def _unanswered(self, request: HttpRequest, failure: Failure) -> Response:
         """The response to a request that no handler sees."""

@@ -1,12 +1,13 @@
 """CORS: lets pages of other origins read responses in a browser, if an operator allows it.
 
-Off unless origins are configured. Paths with a guard, which need a token, are never open to pages. Source: the Fetch
-standard, section 3.3, "CORS protocol".
+Off unless origins are configured. Private paths, which need an operator's token, are never open to pages. Source: the
+Fetch standard, section 3.3, "CORS protocol".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from services.core.generation.wish import GENERATION_ID
+from services.core.tenant import RATE_COUNTS, RATE_LEFT, RATE_POLICY, RATE_RESETS
 from services.core.validation import SEED_USED
 from services.http.errors import SHOULD_RETRY
 from services.http.request_id import REQUEST_ID
@@ -24,9 +25,10 @@ EXPOSED = (
     REQUEST_ID,
     SEED_USED,
     GENERATION_ID,
-    *(f"x-ratelimit-{what}-{name}" for name in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
-    "RateLimit-Policy",
-    "RateLimit",
+    *RATE_COUNTS,
+    *RATE_RESETS,
+    RATE_POLICY,
+    RATE_LEFT,
     *_EXPOSED_BY_GRPC,
 )
 """Response headers that pages may read, besides those that they may always read."""

@@ -123,13 +123,6 @@ def no_room(rng: Random) -> Failure:
     )
 
 
-def closing() -> Failure:
-    """The failure of a request that has not begun when the server closes."""
-    return Failure(
-        Reason.DRAINING, "the server is shutting down and takes no new requests", retry_after_s=RETRY_AFTER_S_MIN
-    )
-
-
 def no_route_response(error: NoRoute, request_id: str) -> Response:
     """The response to a request that no route takes: 405 if its path takes another method, otherwise 404."""
     body = envelope(Failure(Reason.INVALID_ARGUMENT, str(error), hint=error.hint), request_id)

@@ -112,7 +112,7 @@ def certificate_of(context: ssl.SSLContext, files: PairFiles) -> Certificate:
         why = invalid(error)
     except ssl.SSLError as error:
         why = _UNUSABLE.get(error.reason) or f"clients cannot read it ({_reason(error)})"
-    except ValueError:  # Of what is no ASCII, and of dates.
+    except ValueError:  # The file is not ASCII, or a date in it is out of range.
         why = "it is not understood"
     raise CertificateError(f"the certificate {files.cert} cannot be used: {why}")
 

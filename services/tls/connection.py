@@ -55,12 +55,12 @@ class TlsConnection(asyncio.Protocol):
         *,
         on_failed: Callable[["TlsConnection", Exception], None],
         is_server: bool = True,
-        plain_reply: Callable[[bytes], bytes] = lambda _: b"",
+        plain_reply: bytes = b"",
     ) -> None:
         """`make_inner`: gets the peer's certificates; raises Refused if the peer may not come in.
 
         `on_failed`: called when the handshake failed, with SSLError, PlainPeer, Refused or OSError. `plain_reply`: what
-        a peer is sent that does not speak TLS, by its first bytes.
+        a peer is sent that does not speak TLS.
         """
         self._make_inner = make_inner
         self._handshakes = handshakes
@@ -70,7 +70,7 @@ class TlsConnection(asyncio.Protocol):
         self._records = Records(context, is_server=is_server)
         self.inner: Any = None  # An asyncio.Protocol, once the handshake is complete and until the connection is lost.
         self.tcp: asyncio.Transport
-        self._flight = bytearray()  # Of the handshake: what the next step handles.
+        self._flight = bytearray()  # The bytes of the handshake that the next step handles.
         self._flight_size = 0
         self._is_step_due = self._is_over = self._has_peer_ended = False
         self.is_closing = self.has_ended = False  # By the inner protocol, or as TLS is broken.
@@ -109,7 +109,7 @@ class TlsConnection(asyncio.Protocol):
             self._receive(data)
             return
         if not self._flight_size and data[0] not in (HANDSHAKE, ALERT):
-            self._refuse(PlainPeer("it does not speak TLS"), self._plain_reply(data))
+            self._refuse(PlainPeer("it does not speak TLS"), self._plain_reply)
             return
         self._flight += data
         self._flight_size += len(data)

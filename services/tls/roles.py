@@ -33,7 +33,7 @@ def ids_in(uris: Sequence[str]) -> list[str]:
 
 EVERY_ROLE = frozenset(Role)
 SESSIONS = frozenset({Role.FRONTEND})
-"""Who may open a session with a worker."""
+"""The roles that may open a session with a worker."""
 MAY_CALL: Mapping[str, frozenset[Role]] = {
     "unbroken.v1.Registry/Register": frozenset({Role.WORKER}),
     "unbroken.v1.Registry/Watch": frozenset({Role.FRONTEND}),
@@ -53,5 +53,5 @@ MAY_CALL: Mapping[str, frozenset[Role]] = {
 
 
 def callers_of(path: str) -> frozenset[Role]:
-    """Who may call the rpc with this path, such as `/unbroken.v1.Registry/Watch`."""
+    """The roles that may call the rpc with this path, such as `/unbroken.v1.Registry/Watch`."""
     return MAY_CALL.get(path.removeprefix("/"), frozenset())

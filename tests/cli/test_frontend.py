@@ -94,6 +94,13 @@ def test_frontend_that_others_can_reach_needs_keys_or_a_word(listen: str) -> Non
     assert frontend_config(parsed(listen, "--keys-file=keys.toml")).access.keys_file is not None
 
 
+def test_empty_variable_of_the_keys_file_lets_nobody_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_KEYS_FILE", "")
+
+    with pytest.raises(click.UsageError, match="DYN_KEYS_FILE is empty: give it a value, or unset it"):
+        frontend_config(parsed())
+
+
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0", "localhost:0", "127.8.8.8:1"])
 def test_frontend_on_loopback_needs_neither(listen: str) -> None:
     config = frontend_config(parsed(f"--http-listen={listen}", f"--grpc-listen={listen}"))

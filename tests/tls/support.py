@@ -130,7 +130,7 @@ async def serving(
             server.context,
             server.handshakes,
             on_failed=lambda _, error: server.failures.append(error),
-            plain_reply=lambda _: reply,
+            plain_reply=reply,
         )
         server.connections.append(made)
         return made

@@ -1,13 +1,12 @@
 """Options of certificates: of clients' ports, and of the processes among themselves."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from services.cli.options import Function, combined, env_option
+from services.cli.options import Function, combined, env_option, refuse_empty
 from services.tls.roles import Role
 
 if TYPE_CHECKING:
@@ -54,28 +53,24 @@ def peer_files(given: dict[str, Any]) -> "PeerFiles | None":
     """The certificate for the other processes of the plane. Raises UsageError."""
     from services.tls.peers import PeerFiles
 
-    _refuse_empty(PEER_VARIABLES)
-    files = [given[name] for name in PEER_VARIABLES]
-    if None in files:
-        if any(files):
-            raise click.UsageError("--peer-cert, --peer-key and --peer-ca go together: give all three")
-        return None
-    return PeerFiles(*files)
+    files = _together(given, PEER_VARIABLES, "--peer-cert, --peer-key and --peer-ca go together: give all three")
+    return None if files is None else PeerFiles(*files)
 
 
 def edge_pair(given: dict[str, Any]) -> "PairFiles | None":
     """The certificate for clients. Raises UsageError."""
     from services.tls.certificate import PairFiles
 
-    _refuse_empty(VARIABLES)
-    if given["tls_cert"] is None and given["tls_key"] is None:
-        return None
-    if given["tls_cert"] is None or given["tls_key"] is None:
-        raise click.UsageError("--tls-cert and --tls-key go together: give both")
-    return PairFiles(given["tls_cert"], given["tls_key"])
+    files = _together(given, VARIABLES, "--tls-cert and --tls-key go together: give both")
+    return None if files is None else PairFiles(*files)
 
 
-def _refuse_empty(variables: dict[str, str]) -> None:
-    for variable in variables.values():
-        if os.environ.get(variable) == "":  # click treats it as unset, which would leave the ports without TLS.
-            raise click.UsageError(f"{variable} is empty: give it a value, or unset it")
+def _together(given: dict[str, Any], variables: dict[str, str], why: str) -> list[Path] | None:
+    """The files of options that are given all or not at all. `variables`: by option. Raises UsageError with `why`."""
+    refuse_empty(*variables.values())
+    files = [given[name] for name in variables]
+    if None not in files:
+        return files
+    if any(files):
+        raise click.UsageError(why)
+    return None

@@ -13,19 +13,19 @@ no more than one share, from when a frontend comes or goes until the next heartb
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import NoReturn
 
 from services.core.errors import CAUSE, RETRY_AFTER_S_MIN, Failure, Reason
-from services.core.tenant import Allowance, Tenant, TenantLabels
+from services.core.tenant import RATES, Allowance, Tenant, TenantLabels
 from services.frontend.limits.bucket import LEAST, Bucket
 from services.runtime.loop import clock
 
 STATES_KEPT = 4096
 """How many tenants a frontend process remembers, or twice as many as have used a part of their limits, if that is more.
 """
-AT_ONCE, REQUESTS, TOKENS = "requests_at_once", "requests_per_minute", "tokens_per_minute"
+AT_ONCE, PER_MINUTE = "requests_at_once", "_per_minute"
 
 
 class _State:
@@ -42,6 +42,13 @@ class _State:
         """Make the buckets of the limits that the tenant has now."""
         self.requests = _bucket(self.requests, tenant.requests_per_minute, share, now)
         self.tokens = _bucket(self.tokens, tenant.tokens_per_minute, share, now)
+
+    def rates(self, tenant: Tenant) -> Iterator[tuple[str, float, Bucket]]:
+        """Each rate that the tenant has: its name, how much comes in a minute, and its bucket here."""
+        limits = (tenant.requests_per_minute, tenant.tokens_per_minute)
+        for name, limit, bucket in zip(RATES, limits, (self.requests, self.tokens), strict=True):
+            if limit is not None and bucket is not None:
+                yield name, limit, bucket
 
     def is_unused(self, now: float) -> bool:
         """Whether a new one would be the same."""
@@ -109,13 +116,10 @@ class TenantLimits:
         limit = tenant.requests_at_once
         if limit is not None and state.running >= math.ceil(limit * share):
             self._refuse(tenant, AT_ONCE, limit, state.running, RETRY_AFTER_S_MIN, share)
-        for name, bucket, rate in (
-            (REQUESTS, state.requests, tenant.requests_per_minute),
-            (TOKENS, state.tokens, tenant.tokens_per_minute),
-        ):
-            if bucket is not None and rate is not None and (left := bucket.left(rate * share, now)) < LEAST:
+        for name, rate, bucket in state.rates(tenant):
+            if (left := bucket.left(rate * share, now)) < LEAST:
                 wait_s = bucket.promise_s(rate * share, now, self._rng)
-                self._refuse(tenant, name, rate, rate * share - left, wait_s, share)
+                self._refuse(tenant, f"{name}{PER_MINUTE}", rate, rate * share - left, wait_s, share)
         if state.requests is not None:
             state.requests.take(1)
         return self._granted(state, tokens, takes_request=True)
@@ -141,11 +145,7 @@ class TenantLimits:
                 max(0, math.floor(bucket.left(rate / count, now) * count)),
                 bucket.reset_s(rate / count, now),
             )
-            for name, bucket, rate in (
-                ("requests", state.requests, tenant.requests_per_minute),
-                ("tokens", state.tokens, tenant.tokens_per_minute),
-            )
-            if bucket is not None and rate is not None
+            for name, rate, bucket in state.rates(tenant)
         ]
 
     def _state(self, tenant: Tenant, share: float, now: float) -> _State:

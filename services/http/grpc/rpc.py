@@ -366,7 +366,7 @@ class RpcContext:
 
     @property
     def tenant(self) -> Tenant:
-        """Whose rpc it is."""
+        """The tenant of the caller."""
         return self._rpc.asked.tenant
 
     def invocation_metadata(self) -> Metadata:

@@ -17,7 +17,11 @@ log = structlog.get_logger()
 
 NO_ROOM = bytes((21, 3, 3, 0, 2, 2, 80))
 """The alert `internal_error`, for clients for whose connection there is no room. Source: RFC 8446, section 6."""
-_PLAIN = "This port speaks TLS: use https://, or give the gRPC client credentials for TLS."
+_PLAIN = b"This port speaks TLS: use https://, or give the gRPC client credentials for TLS.\n"
+_PLAIN_REPLY = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
+) % (len(_PLAIN), _PLAIN)
+"""What a client is sent that does not speak TLS. gRPC clients report its status, too."""
 
 
 class Tls(Protocol):
@@ -53,7 +57,7 @@ class SecureFactory:
             return self._plain.make_connection(only_request)
 
         return TlsConnection(
-            make_inner, self._tls.context, self.handshakes, on_failed=self._on_failed, plain_reply=plain_reply
+            make_inner, self._tls.context, self.handshakes, on_failed=self._on_failed, plain_reply=_PLAIN_REPLY
         )
 
     def _on_failed(self, connection: TlsConnection, error: Exception) -> None:
@@ -78,10 +82,3 @@ class SecureFactory:
 
     def on_paused(self) -> None:
         self._plain.on_paused()
-
-
-def plain_reply(_: bytes) -> bytes:
-    """What a client is sent that does not speak TLS. gRPC clients report its status, too."""
-    text = f"{_PLAIN}\n".encode()
-    head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
-    return f"{head}Connection: close\r\n\r\n".encode() + text

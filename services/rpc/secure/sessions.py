@@ -76,5 +76,5 @@ class SecureSessions:
             self._peers.loaded.context,
             self.handshakes,
             on_failed=on_failed,
-            plain_reply=lambda _: refusal(NEEDS_TLS),
+            plain_reply=refusal(NEEDS_TLS),
         )

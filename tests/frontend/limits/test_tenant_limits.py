@@ -8,7 +8,7 @@ import pytest
 from services.core.errors import Failure, Reason
 from services.core.tenant import OTHERS, Allowance, Tenant
 from services.frontend.limits import tenant_limits
-from services.frontend.limits.tenant_limits import AT_ONCE, REQUESTS, TOKENS, Grant, TenantLimits
+from services.frontend.limits.tenant_limits import AT_ONCE, Grant, TenantLimits
 
 
 class Clock:
@@ -82,7 +82,7 @@ def test_refusal_names_the_bound_its_limit_what_is_used_and_when_to_come_again()
     failure = refusal(limits, BY_REQUESTS)
 
     assert failure.reason is Reason.RATE_LIMITED
-    assert failure.metadata == {"cause": REQUESTS, "limit": "60", "value": "59"}
+    assert failure.metadata == {"cause": "requests_per_minute", "limit": "60", "value": "59"}
     assert failure.retry_after_s == pytest.approx(1.0)
     assert "shared by 2 frontend processes" in failure.detail
 
@@ -103,7 +103,7 @@ def test_refused_request_takes_nothing() -> None:
     both = Tenant(name="acme", requests_per_minute=60, tokens_per_minute=60)
     limits.admit(both, 100)
     for _ in range(10):
-        assert refusal(limits, both).metadata["cause"] == TOKENS
+        assert refusal(limits, both).metadata["cause"] == "tokens_per_minute"
     clock.now = 120.0
 
     assert admitted(limits, both, 100) == 60
@@ -118,7 +118,7 @@ def test_tokens_are_charged_when_a_request_is_let_in_and_as_they_are_delivered()
 
     failure = refusal(limits, BY_TOKENS)
 
-    assert failure.metadata == {"cause": TOKENS, "limit": "600", "value": "700"}
+    assert failure.metadata == {"cause": "tokens_per_minute", "limit": "600", "value": "700"}
     assert failure.retry_after_s == pytest.approx(10.1)
     clock.now = 10.2
     limits.admit(BY_TOKENS, 1)

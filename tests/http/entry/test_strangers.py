@@ -13,7 +13,7 @@ from tests.http.h2.support import COMPLETIONS, connected
 from tests.http.support import Script, raw_post, run, serving
 
 SIZE = 200_000
-"""Of a body: more than the server reads at once."""
+"""The size of a body that the server does not read at once."""
 BODY = {"model": "org/tiny", "prompt": "hi"}
 
 

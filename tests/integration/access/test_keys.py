@@ -18,7 +18,7 @@ from services.access.key import NewKey, make_key
 from services.access.keys_edit import add_key, revoke_key
 from services.core.errors import Reason
 from services.stubs import inference_pb2, inference_pb2_grpc
-from tests.integration.access.support import Keyed, bearer
+from tests.integration.access.support import Keyed, bearer, until_status
 from tests.integration.conftest import Start
 from tests.integration.harness.metrics import read_metrics
 from tests.integration.harness.waiting import until
@@ -332,23 +332,13 @@ def test_key_that_is_revoked_is_refused_and_its_stream_is_finished(slow: Keyed) 
 
     async def scenario() -> list[int]:
         async with slow.http() as client:
-
-            async def status() -> int:
-                return (await client.get("/v1/models", headers=bearer(key))).status_code
-
-            async def is_known() -> bool:
-                return await status() == 200
-
-            async def is_refused() -> bool:
-                return await status() == 401
-
-            await until(is_known)
+            await until_status(client, key, 200)
             body = {"model": "mocker", "prompt": "Hello", "max_tokens": 50, "ignore_eos": True, "stream": True}
             async with client.stream("POST", "/v1/completions", json=body, headers=bearer(key)) as stream:
                 revoke_key(slow.file, key.id)
-                await until(is_refused)
+                await until_status(client, key, 401)
                 lines = [line async for line in stream.aiter_lines()]
             assert "data: [DONE]" in lines
-            return [await status()]
+            return [(await client.get("/v1/models", headers=bearer(key))).status_code]
 
     assert run_async(scenario()) == [401]

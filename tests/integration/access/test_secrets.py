@@ -12,10 +12,9 @@ import pytest
 from services.access.key import NewKey, make_key
 from services.access.keys_edit import add_key, revoke_key
 from services.stubs import inference_pb2, inference_pb2_grpc
-from tests.integration.access.support import TOKEN, Keyed, bearer
+from tests.integration.access.support import TOKEN, Keyed, bearer, until_status
 from tests.integration.conftest import Start
 from tests.integration.harness.metrics import read_metrics
-from tests.integration.harness.waiting import until
 from tests.support.doubles import run_async
 
 PART_CHARACTERS = 12
@@ -115,19 +114,9 @@ def test_no_output_has_a_part_of_a_key(keyed: Keyed) -> None:
 
     async def outputs() -> list[str]:
         async with keyed.http() as client:
-
-            async def status() -> int:
-                return (await client.get("/v1/models", headers=bearer(revoked))).status_code
-
-            async def is_known() -> bool:
-                return await status() == 200
-
-            async def is_revoked() -> bool:
-                return await status() == 401
-
-            await until(is_known)
+            await until_status(client, revoked, 200)
             revoke_key(keyed.file, revoked.id)
-            await until(is_revoked)
+            await until_status(client, revoked, 401)
             found = [one async for one in answers_over_http(keyed, keys)]
             found += [one async for one in answers_over_grpc(keyed, keys)]
             found += [(await read_metrics(one)).text for one in (plane.frontend, keyed.worker)]

@@ -3,6 +3,7 @@
 import asyncio
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -26,10 +27,15 @@ def made(tmp_path: Path) -> Certificates:
     return Certificates(tmp_path / "ours")
 
 
-def ask(server: Peers | None, client: Peers | None) -> tuple[grpc.StatusCode, str, list[str]]:
-    """Ask a registry to drain a worker that it does not know. Returns the status, why, and what the server logs."""
+def ask(
+    server: Peers | None, client: Peers | None, *, is_logged: bool = False
+) -> tuple[grpc.StatusCode, str, list[str]]:
+    """Ask a registry to drain a worker that it does not know. Returns the status, why, and what the server logs.
 
-    async def scenario() -> tuple[grpc.StatusCode, str]:
+    `is_logged`: the server logs something, maybe after the client has its answer.
+    """
+
+    async def scenario(lines: list[Any]) -> tuple[grpc.StatusCode, str]:
         store, rpcs = MemoryStore(), GrpcRoutes(peers=server)
         rpcs.add(registry_pb2_grpc.add_RegistryServicer_to_server, RegistryService(store))
         keeping = asyncio.create_task(store.run())
@@ -41,13 +47,25 @@ def ask(server: Peers | None, client: Peers | None) -> tuple[grpc.StatusCode, st
             request = registry_pb2.DrainRequest(instance_id="nobody")
             with pytest.raises(grpc.aio.AioRpcError) as found:
                 await registry_pb2_grpc.RegistryStub(channel).Drain(request, timeout=WAIT_S)
-            await asyncio.sleep(0.01)
+            async with asyncio.timeout(WAIT_S):
+                while is_logged and not _reasons(lines):
+                    await asyncio.sleep(0.001)
         keeping.cancel()
         return found.value.code(), why_refused(found.value, Role.REGISTRY)
 
     with capture_logs() as lines:
-        code, why = run_async(scenario())
-    return code, why, [line["why"] for line in lines if "why" in line]
+        code, why = run_async(scenario(lines))
+    return code, why, _reasons(lines)
+
+
+def _reasons(lines: list[Any]) -> list[str]:
+    return [line["why"] for line in lines if "why" in line]
+
+
+def untrusted(made: Certificates, folder: Path, role: Role, *, is_expired: bool) -> Peers:
+    """A process whose certificate has expired, or is of another CA."""
+    authority = made if is_expired else Certificates(folder / "other")
+    return unchecked_peers(made, role, role, authority, ago=timedelta(days=5 if is_expired else 0))
 
 
 def test_role_of_the_table_is_served(made: Certificates) -> None:
@@ -58,7 +76,7 @@ def test_role_of_the_table_is_served(made: Certificates) -> None:
 
 @pytest.mark.parametrize("role", [Role.WORKER, Role.FRONTEND, Role.REGISTRY])
 def test_other_role_is_refused_on_both_sides(made: Certificates, role: Role) -> None:
-    code, why, logged = ask(peers_of(made, Role.REGISTRY), peers_of(made, role))
+    code, why, logged = ask(peers_of(made, Role.REGISTRY), peers_of(made, role), is_logged=True)
 
     assert code is grpc.StatusCode.PERMISSION_DENIED
     assert why == f"the peer is spiffe://plane.test/{role}, and unbroken.v1.Registry/Drain is for the role operator"
@@ -78,12 +96,9 @@ def test_server_of_another_role_is_refused(made: Certificates) -> None:
 def test_server_that_is_not_trusted_is_refused_on_both_sides(
     made: Certificates, tmp_path: Path, is_expired: bool
 ) -> None:
-    authority = made if is_expired else Certificates(tmp_path / "other")
-    ago = timedelta(days=5 if is_expired else 0)
+    server = untrusted(made, tmp_path, Role.REGISTRY, is_expired=is_expired)
 
-    code, why, logged = ask(
-        unchecked_peers(made, Role.REGISTRY, Role.REGISTRY, authority, ago=ago), peers_of(made, Role.OPERATOR)
-    )
+    code, why, logged = ask(server, peers_of(made, Role.OPERATOR), is_logged=True)
 
     assert code is grpc.StatusCode.UNAVAILABLE
     assert why.startswith("the certificate of the registry is not accepted: it has expired, or is of another CA (")
@@ -94,12 +109,9 @@ def test_server_that_is_not_trusted_is_refused_on_both_sides(
 def test_client_that_is_not_trusted_is_refused_on_both_sides(
     made: Certificates, tmp_path: Path, is_expired: bool
 ) -> None:
-    authority = made if is_expired else Certificates(tmp_path / "other")
-    ago = timedelta(days=5 if is_expired else 0)
+    client = untrusted(made, tmp_path, Role.OPERATOR, is_expired=is_expired)
 
-    code, why, logged = ask(
-        peers_of(made, Role.REGISTRY), unchecked_peers(made, Role.OPERATOR, Role.OPERATOR, authority, ago=ago)
-    )
+    code, why, logged = ask(peers_of(made, Role.REGISTRY), client, is_logged=True)
 
     assert code is grpc.StatusCode.UNAVAILABLE
     assert why.startswith(
@@ -110,7 +122,7 @@ def test_client_that_is_not_trusted_is_refused_on_both_sides(
 
 
 def test_client_without_tls_is_refused_on_both_sides(made: Certificates) -> None:
-    code, why, logged = ask(peers_of(made, Role.REGISTRY), None)
+    code, why, logged = ask(peers_of(made, Role.REGISTRY), None, is_logged=True)
 
     assert code is grpc.StatusCode.UNAVAILABLE
     assert why.startswith("the registry speaks TLS: give this process a certificate (--peer-cert) (")

@@ -136,7 +136,7 @@ def _nobody_waits() -> float:
 
 @seen("it finds a free slot")
 def _free_slot() -> float:
-    """Whoever comes next is lifted to its counter."""
+    """The tenant that comes next is lifted to the counter of the one that found the slot."""
     case = Case(a=50, b=30, c=7, d=0)
     nobody_waits(case)
     case.queue.pass_through(case.accounts["c"])

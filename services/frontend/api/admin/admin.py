@@ -7,6 +7,7 @@ from typing import Any
 
 import structlog
 
+from services.access.bearer import bearer_of
 from services.core.errors import Failure, Reason, quoted
 from services.frontend.control import FrontendControl
 from services.frontend.model_catalog import ModelCatalog
@@ -14,7 +15,6 @@ from services.frontend.routing.thresholds import BusyThresholds, Thresholds
 
 log = structlog.get_logger()
 
-SCHEME = "bearer"
 NO_TOKEN_HINT = "Start the frontend with --admin-token-file, or with --admin-listen, which is an address for operators."
 NOT_FOR_PAGES = "Call from a program that is no page: browsers add the header `origin`, and no token allows that."
 
@@ -77,9 +77,8 @@ class Admin:
             raise Failure(Reason.UNAUTHENTICATED, detail, hint=NO_TOKEN_HINT)
         if self._token is None:
             return
-        scheme, _, token = (authorization or "").partition(" ")
-        given = token.strip().encode(errors="surrogateescape")
-        if not hmac.compare_digest(given, self._token) or scheme.lower() != SCHEME:
+        given = (bearer_of(authorization) or "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(given, self._token):
             given_token = "no token" if authorization is None else "another token"
             raise Failure(
                 Reason.UNAUTHENTICATED, f"admin calls need this frontend's token: this call has {given_token}"

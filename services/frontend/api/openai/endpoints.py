@@ -169,10 +169,8 @@ class OpenAiEndpoints:
                 return Response(b"", 204)
             deadline, accepted = deadline_of(http_request, self._config), http_request.headers.get("accept", "")
             presentation, generation = await self._finder.find(generation_id, http_request.tenant)
-            request, call = (
-                presentation.request,
-                resumed_call(presentation, generation, cursor, deadline, http_request.tenant),
-            )
+            request = presentation.request
+            call = resumed_call(presentation, generation, cursor, deadline, http_request.tenant)
             vocabulary = partial(self._served.vocabulary_of, request.model)
             answer = decode_form(presentation, generation.name, call.told, vocabulary)
         except Exception as error:
