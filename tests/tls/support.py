@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -220,6 +220,11 @@ async def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition. The test as a whole has a bound."""
     while not condition():
         await asyncio.sleep(0.001)
+
+
+def reasons_in(lines: Iterable[Any]) -> list[str]:
+    """Why peers were refused, as captured lines of a log say."""
+    return [line["why"] for line in lines if "why" in line]
 
 
 @cache

@@ -19,7 +19,7 @@ from services.tls.peers import Peers
 from services.tls.roles import EVERY_ROLE, Role
 from tests.support.clock import WAIT_S
 from tests.support.doubles import run_async
-from tests.tls.support import Certificates, peers_of, unchecked_peers
+from tests.tls.support import Certificates, peers_of, reasons_in, unchecked_peers, until
 
 
 @pytest.fixture
@@ -47,19 +47,13 @@ def ask(
             request = registry_pb2.DrainRequest(instance_id="nobody")
             with pytest.raises(grpc.aio.AioRpcError) as found:
                 await registry_pb2_grpc.RegistryStub(channel).Drain(request, timeout=WAIT_S)
-            async with asyncio.timeout(WAIT_S):
-                while is_logged and not _reasons(lines):
-                    await asyncio.sleep(0.001)
+            await until(lambda: not is_logged or bool(reasons_in(lines)))
         keeping.cancel()
         return found.value.code(), why_refused(found.value, Role.REGISTRY)
 
     with capture_logs() as lines:
         code, why = run_async(scenario(lines))
-    return code, why, _reasons(lines)
-
-
-def _reasons(lines: list[Any]) -> list[str]:
-    return [line["why"] for line in lines if "why" in line]
+    return code, why, reasons_in(lines)
 
 
 def untrusted(made: Certificates, folder: Path, role: Role, *, is_expired: bool) -> Peers:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -17,7 +18,7 @@ from services.tls.peers import Peers
 from services.tls.roles import Role
 from services.worker.listener import Connection, SessionListener
 from tests.support.doubles import run_async
-from tests.tls.support import Certificates, peers_of, unchecked_peers, until
+from tests.tls.support import Certificates, peers_of, reasons_in, unchecked_peers, until
 
 
 @pytest.fixture
@@ -58,10 +59,13 @@ class Frontend:
         self.lost = failure
 
 
-def outcome(worker: Peers | None, frontend: Peers | None) -> tuple[str, list[str]]:
-    """What the frontend hears first, or why it hears nothing; and what the worker logs."""
+def outcome(worker: Peers | None, frontend: Peers | None, *, is_logged: bool = False) -> tuple[str, list[str]]:
+    """What the frontend hears first, or why it hears nothing; and what the worker logs.
 
-    async def scenario() -> str:
+    `is_logged`: the worker logs something, maybe after the frontend has heard.
+    """
+
+    async def scenario(lines: list[Any]) -> str:
         one = Frontend()
         async with listening(worker) as port:
             try:
@@ -74,11 +78,11 @@ def outcome(worker: Peers | None, frontend: Peers | None) -> tuple[str, list[str
                 return f"{failure.reason}: {failure.detail}"
             finally:
                 one.connection.abort()
-                await asyncio.sleep(0.01)
+                await until(lambda: not is_logged or bool(reasons_in(lines)))
 
     with capture_logs() as lines:
-        heard = run_async(scenario())
-    return heard, [line["why"] for line in lines if "why" in line]
+        heard = run_async(scenario(lines))
+    return heard, reasons_in(lines)
 
 
 def test_frontend_and_worker_of_one_plane_talk(made: Certificates) -> None:
@@ -89,13 +93,13 @@ def test_client_of_another_role_is_refused_on_both_sides(made: Certificates) -> 
     why = "the peer is spiffe://plane.test/registry, and sessions with workers are for the role frontend"
     intruder = unchecked_peers(made, Role.FRONTEND, Role.REGISTRY)
 
-    assert outcome(peers_of(made, Role.WORKER), intruder) == (why, [why])
+    assert outcome(peers_of(made, Role.WORKER), intruder, is_logged=True) == (why, [why])
 
 
 def test_client_of_another_domain_is_refused_on_both_sides(made: Certificates) -> None:
     intruder = unchecked_peers(made, Role.FRONTEND, Role.FRONTEND, domain="other.test")
 
-    heard, logged = outcome(peers_of(made, Role.WORKER), intruder)
+    heard, logged = outcome(peers_of(made, Role.WORKER), intruder, is_logged=True)
 
     other, this = "spiffe://other.test/frontend", "spiffe://plane.test/worker"
     assert heard == f"the peer is {other}, of another domain than this process, {this}"
@@ -106,7 +110,7 @@ def test_client_of_another_ca_is_refused_on_both_sides(made: Certificates, tmp_p
     other = Certificates(tmp_path / "other")
     intruder = unchecked_peers(made, Role.FRONTEND, Role.FRONTEND, other)
 
-    heard, logged = outcome(peers_of(made, Role.WORKER), intruder)
+    heard, logged = outcome(peers_of(made, Role.WORKER), intruder, is_logged=True)
 
     assert heard == "the peer does not accept the certificate of this process: it is not from the peer's CA"
     assert logged == ["the peer's certificate is not accepted: it is not from the CA that this process trusts"]
@@ -115,7 +119,7 @@ def test_client_of_another_ca_is_refused_on_both_sides(made: Certificates, tmp_p
 def test_expired_client_is_refused_on_both_sides(made: Certificates) -> None:
     intruder = unchecked_peers(made, Role.FRONTEND, Role.FRONTEND, ago=timedelta(days=5))
 
-    heard, logged = outcome(peers_of(made, Role.WORKER), intruder)
+    heard, logged = outcome(peers_of(made, Role.WORKER), intruder, is_logged=True)
 
     assert heard == "the peer does not accept the certificate of this process: it has expired"
     assert logged == ["the peer's certificate is not accepted: it has expired: have a new one made"]
@@ -135,10 +139,9 @@ def test_server_that_is_not_trusted_is_refused_on_both_sides(made: Certificates,
     """Of another CA, or expired."""
     authority = Certificates(tmp_path / "other") if days == 1 else made
     ago = timedelta(days=days - 1)
+    worker = unchecked_peers(made, Role.WORKER, Role.WORKER, authority, ago=ago)
 
-    heard, logged = outcome(
-        unchecked_peers(made, Role.WORKER, Role.WORKER, authority, ago=ago), peers_of(made, Role.FRONTEND)
-    )
+    heard, logged = outcome(worker, peers_of(made, Role.FRONTEND), is_logged=True)
 
     ours, theirs = (
         ("it is not from the CA that this process trusts", "it is not from the peer's CA")
@@ -150,7 +153,7 @@ def test_server_that_is_not_trusted_is_refused_on_both_sides(made: Certificates,
 
 
 def test_session_without_tls_is_refused_where_tls_is_required(made: Certificates) -> None:
-    assert outcome(peers_of(made, Role.WORKER), None) == (NEEDS_TLS, ["the peer does not speak TLS"])
+    assert outcome(peers_of(made, Role.WORKER), None, is_logged=True) == (NEEDS_TLS, ["the peer does not speak TLS"])
 
 
 def test_session_over_tls_is_refused_where_there_is_none(made: Certificates) -> None:
